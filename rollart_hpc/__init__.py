@@ -1,0 +1,3 @@
+"""rollart-hpc: multi-task agentic reinforcement learning for LLMs on mixed hardware."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,141 @@
+"""Does a tree of plain values fit a schema? Finds every problem at once; reads no file and changes nothing.
+
+A problem is one line: key path, value, rule, and the nearest legal key or value.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator
+from dataclasses import Field, fields, is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
+
+Tree = dict[str, Any]
+
+_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+
+
+def find_problems(schema: type, tree: Any, path: str = "") -> list[str]:
+    """Every place where `tree` breaks the rules of the dataclass `schema`."""
+    return list(_check_section(schema, schema, tree, path))
+
+
+def _check_section(root: type, schema: type, tree: Any, path: str) -> Iterator[str]:
+    if tree is None:  # `model:` with nothing below it
+        return
+    if not isinstance(tree, dict):
+        yield f"{path or 'file'}: {_show(tree)} is not a section; expected keys such as {_listed(_names(schema)[:3])}"
+        return
+    known = {f.name: f for f in fields(schema)}
+    hints = get_type_hints(schema)
+    for name, value in tree.items():
+        where = _join(path, name)
+        if name in known:
+            yield from _check_value(root, hints[name], known[name], value, where)
+        else:
+            yield f"{where}: unknown key (value {_show(value)}); {_nearest_key(root, schema, str(name), path)}"
+
+
+def _check_value(root: type, kind: Any, rule: Field[Any], value: Any, where: str) -> Iterator[str]:
+    if is_dataclass(kind):
+        yield from _check_section(root, kind, value, where)  # type: ignore[arg-type]
+    elif get_origin(kind) is dict:
+        yield from _check_mapping(root, get_args(kind)[1], rule, value, where)
+    elif not _has_type(kind, value):
+        yield f"{where}: {_show(value)} is {_kind(value)}, expected {_WORDS[kind]} ({rule.metadata['help']})"
+    else:
+        yield from _check_limits(rule, value, where)
+
+
+def _check_mapping(root: type, kind: Any, rule: Field[Any], value: Any, where: str) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f"{where}: {_show(value)} is {_kind(value)}, expected a section ({rule.metadata['help']})"
+        return
+    names = rule.metadata.get("names")
+    for name, item in value.items():
+        if not isinstance(name, str):
+            yield f"{where}: the key {_show(name)} is {_kind(name)}, expected text: put it in quotes"
+        elif names and name not in names:
+            yield f"{_join(where, name)}: unknown name; {_nearest(name, list(names))}"
+        elif is_dataclass(kind):
+            yield from _check_section(root, kind, item, _join(where, name))  # type: ignore[arg-type]
+
+
+def _check_limits(rule: Field[Any], value: Any, where: str) -> Iterator[str]:
+    low, high, choices = (rule.metadata.get(k) for k in ("low", "high", "choices"))
+    if isinstance(value, float) and not math.isfinite(value):
+        yield f"{where}: {value} is not a finite number"
+    elif low is not None and value < low:
+        yield f"{where}: {_show(value)} is too small, must be at least {low:g} ({rule.metadata['help']})"
+    elif high is not None and value > high:
+        yield f"{where}: {_show(value)} is too large, must be at most {high:g} ({rule.metadata['help']})"
+    elif choices is not None and value not in choices:
+        yield f"{where}: {_show(value)} is not a choice; {_nearest(value, list(choices))}"
+
+
+def _has_type(kind: Any, value: Any) -> bool:
+    """Strict: true is not 1, "3" is not 3; but 1 is a fine 1.0."""
+    if kind is float:
+        return type(value) in (int, float)
+    return type(value) is kind
+
+
+# --- words -------------------------------------------------------------------------------------
+
+
+def _nearest_key(root: type, schema: type, name: str, path: str) -> str:
+    """The sibling that looks most like it, else a key of that very name elsewhere, else all siblings."""
+    siblings = _names(schema)
+    near = difflib.get_close_matches(name, siblings, n=1)
+    if near:
+        return f"did you mean {_join(path, near[0])}?"
+    elsewhere = [p for p in _leaf_paths(root) if p.rsplit(".", 1)[-1] == name]
+    if elsewhere:
+        return f"did you mean {elsewhere[0]}?"
+    return f"legal keys here: {_listed(siblings)}"
+
+
+def _nearest(value: str, legal: list[str]) -> str:
+    near = difflib.get_close_matches(value, legal, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{hint}legal: {_listed(legal)}"
+
+
+def _leaf_paths(schema: type, path: str = "") -> Iterator[str]:
+    for name, kind in get_type_hints(schema).items():
+        inner = get_args(kind)[1] if get_origin(kind) is dict else kind
+        here = _join(path, f"{name}.NAME" if inner is not kind else name)
+        if is_dataclass(inner):
+            yield from _leaf_paths(inner, here)  # type: ignore[arg-type]
+        else:
+            yield here
+
+
+def _names(schema: type) -> list[str]:
+    return [f.name for f in fields(schema)]
+
+
+def _join(path: str, name: object) -> str:
+    return f"{path}.{name}" if path else str(name)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(name or '""' for name in names)
+
+
+def _show(value: Any) -> str:
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _kind(value: Any) -> str:
+    names = {
+        bool: "true or false",
+        int: "an integer",
+        float: "a number",
+        str: "text",
+        dict: "a section",
+        list: "a list",
+    }
+    return "empty" if value is None else names.get(type(value), type(value).__name__)

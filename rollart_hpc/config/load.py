@@ -1,0 +1,186 @@
+"""From files and overrides to one checked configuration. Owns precedence and relative paths.
+
+    site file `defaults` < run file < key=value overrides;  task file < what the run says under tasks.NAME
+
+A relative path is relative to the file it stands in, or to the current directory on the command
+line. Every problem is reported at once as a `ConfigError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from rollart_hpc.config import packaged
+from rollart_hpc.config.check import Tree, find_problems
+from rollart_hpc.config.rules import find_conflicts, find_oddities
+from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.config.site import SiteConfig
+from rollart_hpc.errors import ConfigError, UserError
+
+Config = TypeVar("Config", RunConfig, SiteConfig)
+_FAILED = object()  # a value whose interpolation failed: reported, then left out
+
+
+class Loaded(NamedTuple):
+    config: RunConfig
+    site: SiteConfig
+    warnings: list[str]
+
+
+def load(run: str | Path, overrides: Sequence[str] = (), site: str | Path | None = None) -> RunConfig:
+    return load_all(run, overrides, site).config
+
+
+def load_all(run: str | Path, overrides: Sequence[str] = (), site: str | Path | None = None) -> Loaded:
+    """`run` and `site` are names of packaged files or paths; `overrides` are `key=value`."""
+    problems: list[str] = []
+    path = packaged.find("runs", str(run))
+    said = _merge(_read(path), _parse_overrides(overrides, problems))
+    site_name = str(site or said.get("site") or RunConfig.site)
+    site_config = load_site(site_name)
+    said["site"] = site_name
+    merged = _merge({"name": path.stem}, site_config.defaults, said)
+    merged["tasks"] = dict(_load_tasks(merged.get("tasks"), path.parent, problems))
+    tree = _interpolate(merged, problems)
+    config = _build(RunConfig, tree, problems, f"run {run}")
+    conflicts = find_conflicts(config)
+    if conflicts:
+        raise ConfigError(f"run {run}", conflicts)
+    alpha_was_set = isinstance(said.get("flow"), dict) and "alpha" in said["flow"]
+    return Loaded(config, site_config, find_oddities(config, alpha_was_set))
+
+
+def load_site(site: str | Path) -> SiteConfig:
+    path = packaged.find("sites", str(site))
+    tree = _merge({"name": path.stem}, _read(path))
+    problems: list[str] = []
+    return _build(SiteConfig, _interpolate(tree, problems), problems, f"site {site}")
+
+
+def _build(schema: type[Config], tree: Tree, problems: list[str], source: str) -> Config:
+    found = problems + find_problems(schema, tree)
+    if found:
+        raise ConfigError(source, found)
+    return msgspec.convert(_without_empty(tree), schema)
+
+
+def _without_empty(tree: Tree) -> Tree:
+    """Drop sections with nothing below them (`model:`): the schema's defaults hold. `params` keep their nulls."""
+    return {
+        k: _without_empty(v) if isinstance(v, dict) and not k.endswith("params") else v
+        for k, v in tree.items()
+        if v is not None
+    }
+
+
+# --- sources -----------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> Tree:
+    """A YAML file as plain values, with relative paths made absolute."""
+    try:
+        content = OmegaConf.load(path)
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid YAML: {error}", "correct it and try again") from None
+    except OSError as error:
+        raise UserError(f"can't read {path}: {error.strerror}", "check the path and its permissions") from None
+    if not isinstance(content, DictConfig):
+        raise UserError(f"{path} holds a list or a single value, not keys", "write `key: value` lines")
+    return _anchor(_plain(content), path.parent)
+
+
+def _parse_overrides(overrides: Sequence[str], problems: list[str]) -> Tree:
+    good: list[str] = []
+    for text in overrides:
+        key, equals, _ = text.partition("=")
+        if equals and key.strip(". "):
+            good.append(text)
+        else:
+            problems.append(f"{text}: not of the form key=value, e.g. flow.alpha=2")
+    try:
+        return _anchor(_plain(OmegaConf.from_dotlist(good)), Path.cwd())
+    except (YAMLError, OmegaConfBaseException, ValueError) as error:
+        problems.append(f"{' '.join(good)}: {error}")
+        return {}
+
+
+def _load_tasks(said: Any, base: Path, problems: list[str]) -> Iterator[tuple[str, Any]]:
+    """Each task's file with what the run says about it merged over. `file` names another file than NAME."""
+    if said is None:
+        return
+    if not isinstance(said, dict):
+        problems.append(f"tasks: {said!r} is not a section; write each task as a key, e.g. tasks: {{frozenlake: {{}}}}")
+        return
+    for name, given in said.items():
+        if given is not None and not isinstance(given, dict):
+            problems.append(f"tasks.{name}: {given!r} is not a section; write what differs from the task file below it")
+            continue
+        changes = dict(given or {})
+        try:
+            path = packaged.find("tasks", str(changes.pop("file", name)), base)
+            yield str(name), _merge(_read(path), changes, {"name": str(name)})
+        except UserError as error:
+            problems.append(f"tasks.{name}: {error.what}; {error.fix}")
+
+
+def _anchor(tree: Tree, base: Path) -> Tree:
+    """Make the relative paths of one source absolute, before sources from elsewhere are merged over it."""
+    anchored = dict(tree)
+    for key in ("environment", "reward"):
+        if isinstance(tree.get(key), str) and ".py:" in tree[key]:
+            anchored[key] = _absolute(tree[key], base)
+    if isinstance(tree.get("file"), str) and packaged.looks_like_path(tree["file"]):
+        anchored["file"] = _absolute(tree["file"], base)
+    model = tree.get("model")
+    if isinstance(model, dict) and isinstance(model.get("path"), str) and model["path"]:
+        anchored["model"] = {**model, "path": _absolute(model["path"], base)}
+    tasks = tree.get("tasks")
+    if isinstance(tasks, dict):
+        anchored["tasks"] = {k: _anchor(v, base) if isinstance(v, dict) else v for k, v in tasks.items()}
+    return anchored
+
+
+def _absolute(path: str, base: Path) -> str:
+    return path if path.startswith("${") else str((base / Path(path).expanduser()).resolve())
+
+
+# --- OmegaConf ---------------------------------------------------------------------------------
+
+
+def _plain(config: Any) -> Tree:
+    tree: Tree = OmegaConf.to_container(config, resolve=False)  # type: ignore[assignment]
+    return tree
+
+
+def _merge(*trees: Tree) -> Tree:
+    return _plain(OmegaConf.merge(*trees))
+
+
+def _interpolate(tree: Tree, problems: list[str]) -> Tree:
+    """Replace every ${...}; each that fails is a problem of its own."""
+    config = OmegaConf.create(tree)
+
+    def resolve(value: Any, path: list[str]) -> Any:
+        if isinstance(value, dict):
+            pairs = ((k, resolve(v, [*path, str(k)])) for k, v in value.items())
+            return {k: v for k, v in pairs if v is not _FAILED}
+        if isinstance(value, list):
+            return [resolve(v, [*path, str(i)]) for i, v in enumerate(value)]
+        if not isinstance(value, str) or ("${" not in value and value != "???"):
+            return value
+        try:
+            found = OmegaConf.select(config, "".join(f"[{p}]" for p in path), throw_on_missing=True)
+        except OmegaConfBaseException as error:
+            problems.append(f"{'.'.join(path)}: {value!r} can't be resolved: {str(error).splitlines()[0]}")
+            return _FAILED
+        return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+
+    resolved: Tree = resolve(tree, [])
+    return resolved

@@ -1,0 +1,48 @@
+"""Where run, task and site files are found: those that come with the package, by name, and the user's, by path."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Literal
+
+from rollart_hpc.errors import SiteError, UserError
+
+Kind = Literal["runs", "tasks", "sites"]
+_PACKAGE = Path(__file__).resolve().parent.parent
+_PLACES = (_PACKAGE / "configs", _PACKAGE.parent / "configs")  # installed, checkout
+
+
+def directory(kind: Kind) -> Path:
+    for place in _PLACES:
+        if (place / kind).is_dir():
+            return place / kind
+    raise SiteError(f"the installation has no configs/{kind}", "install rollart-hpc again")
+
+
+def names(kind: Kind) -> list[str]:
+    return sorted(path.stem for path in directory(kind).glob("*.yaml"))
+
+
+def looks_like_path(name: str) -> bool:
+    return "/" in name or name.endswith((".yaml", ".yml"))
+
+
+def find(kind: Kind, name: str, base: Path | None = None) -> Path:
+    """A path (relative to `base`, else the current directory) or the name of a packaged file."""
+    if looks_like_path(name):
+        path = (base or Path.cwd()) / Path(name).expanduser()
+        if path.is_file():
+            return path
+        raise UserError(f"there is no {kind[:-1]} file {path}", "check the path")
+    path = directory(kind) / f"{name}.yaml"
+    if path.is_file():
+        return path
+    known = names(kind)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    listed = ", ".join(known) or "none"
+    raise UserError(
+        f"there is no {kind[:-1]} file named {name!r}",
+        f"{hint}packaged {kind}: {listed}; your own file needs a path such as ./{name}.yaml",
+    )

@@ -1,0 +1,108 @@
+"""Rules between the keys of a configuration whose single values are legal. Owns what makes a run impossible or odd."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from rollart_hpc.config.schema import RunConfig, TaskConfig
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_FILE = re.compile(r"(?P<file>.+\.py):[A-Za-z_]\w*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_FORCED_ALPHA = {"sync": 0, "sync_plus": 0, "one_off": 1}
+
+
+def find_conflicts(config: RunConfig) -> list[str]:
+    """Every reason why this run can't be carried out."""
+    found = [*_name(config), *_tasks(config), *_model(config), *_deterministic(config), *_processes(config)]
+    for name, task in config.tasks.items():
+        found.extend(f"tasks.{name}.{problem}" for problem in _task(task))
+    return found
+
+
+def find_oddities(config: RunConfig, alpha_was_set: bool) -> list[str]:
+    """What is legal but probably not meant."""
+    found: list[str] = []
+    forced = _FORCED_ALPHA.get(config.mode)
+    if alpha_was_set and forced is not None and config.flow.alpha != forced:
+        found.append(f"flow.alpha: {config.flow.alpha} has no effect, mode {config.mode} means alpha = {forced}")
+    for name, task in config.tasks.items():
+        if task.affinity != "any" and _engines(config, task.affinity) == 0:
+            found.append(f"tasks.{name}.affinity: pool {task.affinity} has no engines, another pool will serve it")
+    if config.reward.workers == 0:
+        found.append(
+            "reward.workers: 0: nothing is scored until a reward worker joins (rollart-hpc join RUN_DIR reward)"
+        )
+    return found
+
+
+def _name(config: RunConfig) -> Iterator[str]:
+    if not _NAME.fullmatch(config.name):
+        yield f"name: {config.name!r} can't be part of a file name; use letters, digits, '.', '_' and '-'"
+
+
+def _tasks(config: RunConfig) -> Iterator[str]:
+    if not config.tasks:
+        yield "tasks: none; a run needs at least one"
+    elif all(task.weight == 0 for task in config.tasks.values()):
+        yield "tasks: every weight is 0; at least one must be positive"
+    for name in config.tasks:
+        if not _NAME.fullmatch(name):
+            yield f"tasks.{name}: the name may hold letters, digits, '.', '_' and '-' only"
+
+
+def _task(task: TaskConfig) -> Iterator[str]:
+    for key, value in (("environment", task.environment), ("reward", task.reward)):
+        yield from _callable(key, value)
+    if task.max_response_tokens >= task.max_tokens:
+        yield (
+            f"max_response_tokens: {task.max_response_tokens} leaves no room for a prompt; "
+            f"must be less than max_tokens ({task.max_tokens})"
+        )
+
+
+def _callable(key: str, value: str) -> Iterator[str]:
+    match = _FILE.fullmatch(value)
+    if match:
+        if not Path(match["file"]).is_file():
+            yield f"{key}: {value!r}: there is no file {match['file']}"
+    elif not _MODULE.fullmatch(value):
+        yield f"{key}: {value!r} is not of the form module:name or path/to/file.py:name"
+
+
+def _model(config: RunConfig) -> Iterator[str]:
+    model = config.model
+    if model.kind != "directory":
+        return
+    if not model.path:
+        yield "model.path: empty; with kind: directory it names a Hugging Face model directory"
+        return
+    missing = [name for name in ("config.json", "tokenizer.json") if not (Path(model.path) / name).is_file()]
+    if not Path(model.path).is_dir():
+        yield f"model.path: there is no directory {model.path}"
+    elif missing:
+        yield f"model.path: {model.path} is no model directory: it has no {' and no '.join(missing)}"
+
+
+def _deterministic(config: RunConfig) -> Iterator[str]:
+    for key in ("redundancy", "redundant_groups"):
+        value = getattr(config.flow, key)
+        if config.deterministic and value:
+            yield f"flow.{key}: {value} cancels whatever is slowest; deterministic: true needs 0"
+
+
+def _processes(config: RunConfig) -> Iterator[str]:
+    if sum(pool.engines for pool in config.pools.values()) == 0:
+        yield "pools: no engines; at least one pool needs one"
+    timeouts = config.timeouts
+    if timeouts.silence_s < 2 * timeouts.heartbeat_s:
+        yield (
+            f"timeouts.silence_s: {timeouts.silence_s:g} would take one late heartbeat for a death; "
+            f"must be at least twice heartbeat_s ({timeouts.heartbeat_s:g})"
+        )
+
+
+def _engines(config: RunConfig, pool: str) -> int:
+    return config.pools[pool].engines if pool in config.pools else 0

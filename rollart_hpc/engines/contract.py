@@ -1,0 +1,93 @@
+"""What every engine offers: token ids in; ids, log-probs and versions out. Owns the contract; knows no backend.
+
+    add -> step, step, ... -> Finished        abort at any time; forget when a trajectory has ended
+    suspend -> install -> resume              running requests keep their tokens and go on under the new weights
+
+An engine is driven by one thread. It generates only after its first `install`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollart_hpc.types import TokenRecord, WeightsId
+
+if TYPE_CHECKING:
+    import torch
+
+Finish = Literal["stop", "length"]
+
+
+@dataclass(slots=True)
+class Request:
+    """One turn. `new_ids` follow the first `prefix_tokens` tokens that the engine holds of this trajectory.
+
+    With `full` they are the whole prompt and the prefix is not looked at.
+    """
+
+    request: int
+    trajectory: str
+    prefix_tokens: int
+    prefix_hash: int
+    full: bool
+    new_ids: NDArray[np.int32]
+    max_new_tokens: int
+    temperature: float = 1.0  # 0 = greedy
+    seed: int = 0  # used only by a deterministic engine
+
+
+@dataclass(slots=True)
+class Finished:
+    """What a request came to. `record` holds the sampled tokens only, each with the version it was sampled under."""
+
+    request: int
+    trajectory: str
+    finish: Finish  # "stop": the end-of-turn token was sampled (and is included)
+    record: TokenRecord
+    num_prefill_tokens: int  # tokens run through the model besides those sampled in this turn, rebuilt ones included
+    num_decode_tokens: int  # tokens sampled
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """What an engine did since it started."""
+
+    num_forwards: int = 0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    num_evicted: int = 0
+    num_prefix_missing: int = 0
+
+
+class Engine(Protocol):
+    counters: Counters
+
+    def add(self, request: Request) -> bool:
+        """Queue a request. False: the prefix is not held here; ask again with `full`."""
+
+    def abort(self, request: int) -> None:
+        """Stop a request wherever it is; it yields nothing. An unknown one is ignored."""
+
+    def forget(self, trajectories: Iterable[str]) -> None:
+        """Free what is kept of them."""
+
+    def step(self) -> list[Finished]:
+        """One scheduler step: admit, one forward, sample. Returns what ended."""
+
+    def busy(self) -> bool:
+        """True if `step` would get something done."""
+
+    def suspend(self) -> None: ...
+
+    def install(self, named: Iterable[tuple[str, torch.Tensor]], weights_id: WeightsId) -> None:
+        """Take over a full set of weights (Hugging Face names, tied tensors once). Needs `suspend` before it."""
+
+    def resume(self) -> None: ...

@@ -1,0 +1,62 @@
+"""Keys and values of all trajectories on one engine, a row each. Owns the memory; knows nothing of requests.
+
+One tensor [layer, key/value, row, head, position, dim]. The rows of a forward lie next to each other at the
+front (the engine moves them there once per turn), so attention reads them as a view: gathering scattered rows
+at every step costs several times the attention itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class KvShape:
+    num_layers: int
+    num_rows: int
+    num_heads: int
+    max_len: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, config: Any, num_rows: int, max_len: int) -> KvShape:
+        """From a transformers config of a decoder."""
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        return cls(config.num_hidden_layers, num_rows, kv_heads, max_len, head_dim)
+
+
+class KvCache:
+    def __init__(self, shape: KvShape, device: torch.device, dtype: torch.dtype) -> None:
+        sizes = (shape.num_layers, 2, shape.num_rows, shape.num_heads, shape.max_len, shape.head_dim)
+        # Zeros, not empty: masked positions are multiplied by 0, which must not meet a NaN. Untouched pages cost nothing.
+        self.data = torch.zeros(sizes, device=device, dtype=dtype)
+        self.shape = shape
+
+    def write(self, layer: int, rows: torch.Tensor, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor):
+        """Put token t of `key` and `value` [head, token, dim] at (rows[t], positions[t])."""
+        self.data[layer, 0][rows, :, positions] = key.transpose(0, 1)
+        self.data[layer, 1][rows, :, positions] = value.transpose(0, 1)
+
+    def front(self, layer: int, num_rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """View of the first rows: keys, values [row, head, position, dim]."""
+        return self.data[layer, 0, :num_rows, :, :length], self.data[layer, 1, :num_rows, :, :length]
+
+    def gather(self, layer: int, rows: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copy of any rows: keys, values [row, head, position, dim]."""
+        keys, values = self.data[layer, 0, :, :, :length], self.data[layer, 1, :, :, :length]
+        return keys.index_select(0, rows), values.index_select(0, rows)
+
+    def exchange(self, a: int, b: int, length_a: int, length_b: int) -> None:
+        """Swap what two rows hold, so many positions each."""
+        if length_a < length_b:
+            a, b, length_a, length_b = b, a, length_b, length_a
+        longer, shorter = self.data[:, :, a, :, :length_a], self.data[:, :, b, :, :length_a]
+        kept = self.data[:, :, b, :, :length_b].clone() if length_b else None
+        shorter.copy_(longer)
+        if kept is not None:
+            longer[..., :length_b, :].copy_(kept)

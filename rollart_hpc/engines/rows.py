@@ -1,0 +1,121 @@
+"""What the engine knows of each trajectory, in the row of the KV cache that belongs to it. Owns rows, eviction and moves.
+
+    ids      [ prompt ....... | sampled ... ]        tokens = 9: all ids known
+    KV       [ ############## ##            ]        cached = 7: positions whose keys and values are valid
+
+What lies between `cached` and `tokens` runs through the model with the next forward: one token of a row that
+decodes, a prompt's new tokens, or everything after an install. Knows nothing of models, sampling or time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollart_hpc.engines.kv import KvCache
+from rollart_hpc.wire.prefix import prefix_hash
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A trajectory that has a row. `live` is its request in flight; without one it may be evicted."""
+
+    trajectory: str
+    row: int
+    live: Any = None
+    last_used: int = 0
+
+
+class Rows:
+    def __init__(self, cache: KvCache) -> None:
+        num_rows, max_len = cache.shape.num_rows, cache.shape.max_len
+        self.cache = cache
+        self.max_len = max_len
+        self.ids = np.zeros((num_rows, max_len), np.int32)
+        self.logprobs = np.zeros((num_rows, max_len), np.float32)
+        self.versions = np.zeros((num_rows, max_len), np.int32)
+        self.tokens = np.zeros(num_rows, np.int64)
+        self.cached = np.zeros(num_rows, np.int64)
+        self.start = np.zeros(num_rows, np.int64)  # first token sampled in this turn
+        self.limit = np.zeros(num_rows, np.int64)  # `tokens` at which the turn ends
+        self.prefilled = np.zeros(num_rows, np.int64)  # tokens prefilled in this turn
+        self.temperature = np.zeros(num_rows, np.float32)
+        self._arrays: list[NDArray[Any]] = [
+            self.ids, self.logprobs, self.versions, self.tokens, self.cached,
+            self.start, self.limit, self.prefilled, self.temperature,
+        ]  # fmt: skip
+        self.held: list[Held | None] = [None] * num_rows
+        self._by_trajectory: dict[str, Held] = {}
+        self._free = set(range(num_rows))
+        self._uses = 0
+        self.num_evicted = 0
+
+    def get(self, trajectory: str) -> Held | None:
+        return self._by_trajectory.get(trajectory)
+
+    def holds(self, held: Held, num_tokens: int, hash_: int) -> bool:
+        """True if the row begins with exactly this prefix."""
+        return num_tokens <= self.tokens[held.row] and prefix_hash(self.ids[held.row, :num_tokens]) == hash_
+
+    def common(self, held: Held, ids: NDArray[np.int32]) -> int:
+        """How many tokens at the beginning are the same."""
+        size = min(len(ids), int(self.tokens[held.row]))
+        different = np.flatnonzero(self.ids[held.row, :size] != ids[:size])
+        return int(different[0]) if len(different) else size
+
+    def extend(self, held: Held, keep: int, new_ids: NDArray[np.int32]) -> None:
+        """Cut the row to `keep` tokens and append. At least one token stays to be run: logits come from it."""
+        row, end = held.row, keep + len(new_ids)
+        self.ids[row, keep:end] = new_ids
+        self.tokens[row] = self.start[row] = end
+        self.cached[row] = min(self.cached[row], keep, end - 1)
+
+    def take(self, trajectory: str, preferred: int) -> Held | None:
+        """A row for a new trajectory, if need be that of the idle one used longest ago. None: all rows have requests."""
+        if not self._free:
+            idle = [h for h in self._by_trajectory.values() if h.live is None]
+            if not idle:
+                return None
+            self.release(min(idle, key=lambda h: h.last_used))
+            self.num_evicted += 1
+        row = preferred if preferred in self._free else next(iter(self._free))
+        self._free.remove(row)
+        held = self.held[row] = self._by_trajectory[trajectory] = Held(trajectory, row)
+        self.tokens[row] = self.cached[row] = 0
+        return held
+
+    def touch(self, held: Held) -> None:
+        self._uses += 1
+        held.last_used = self._uses
+
+    def release(self, held: Held) -> None:
+        del self._by_trajectory[held.trajectory]
+        self.held[held.row] = None
+        self.tokens[held.row] = self.cached[held.row] = 0
+        self._free.add(held.row)
+
+    def invalidate(self) -> None:
+        """The weights changed: no key or value is valid any more, all tokens stay."""
+        self.cached[:] = 0
+
+    def free_row(self) -> int | None:
+        return next(iter(self._free), None)
+
+    def exchange(self, a: int, b: int) -> None:
+        """Swap two rows; copying to a free one costs half."""
+        if a == b:
+            return
+        self.cache.exchange(a, b, int(self.cached[a]), int(self.cached[b]))
+        for array in self._arrays:
+            array[[a, b]] = array[[b, a]]
+        self.held[a], self.held[b] = self.held[b], self.held[a]
+        for row in (a, b):
+            held = self.held[row]
+            if held is None:
+                self._free.add(row)
+            else:
+                held.row = row
+                self._free.discard(row)

@@ -1,0 +1,300 @@
+"""Engine `torch`: continuous batching with a KV cache over any transformers causal LM, on CPU or one GPU.
+
+transformers' own continuous batching (5.19) frees a request's pages when it ends, shares only whole hashed pages with
+a later one and keeps the old KV when weights change under `pause()`, so a later turn prefills tokens again and
+a request that meets an install can't be rebuilt. It has no version per token, and its scheduler loops in Python over
+every request at every token.
+
+A step: admit waiting requests, one forward over the packed new tokens of all running rows, sample, retire what ended.
+Rows lie in this order, so that every part of a batch is a slice:
+
+    [ decoding: one token each | prefilling: more than one | idle and free rows, in any order ]
+    0                          num_decoding                num_running
+
+Owns the scheduling; rows and eviction are `rows.Rows`, attention is `attention`, loading is `model`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rollart_hpc.config.schema import EngineConfig
+from rollart_hpc.engines.attention import make_plan
+from rollart_hpc.engines.contract import Counters, Finish, Finished, Request
+from rollart_hpc.engines.kv import KvCache, KvShape
+from rollart_hpc.engines.model import Weights, end_ids, load_architecture
+from rollart_hpc.engines.rows import Held, Rows
+from rollart_hpc.engines.sampling import sample
+from rollart_hpc.types import TokenRecord, WeightsId
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A request in flight. `held` is None until it gets a row."""
+
+    request: Request
+    held: Held | None
+    added_s: float
+    admitted_s: float = 0.0
+    first_s: float = 0.0
+
+
+class TorchEngine:
+    def __init__(
+        self, model_dir: Path, config: EngineConfig, max_len: int, *, deterministic: bool = False, seed: int = 0
+    ) -> None:
+        """`max_len`: tokens of a trajectory at most. Deterministic: one request per forward, no KV from earlier turns."""
+        torch.set_num_threads(config.threads)
+        self.device = torch.device(pick_device(config.device))
+        dtype = getattr(torch, config.dtype)
+        self.model: Any = load_architecture(model_dir, self.device, dtype)
+        shape = KvShape.of(self.model.config, config.kv_slots, max_len)
+        self.rows = Rows(KvCache(shape, self.device, dtype))
+        self.counters = Counters()
+        self.weights_id: WeightsId | None = None
+        self._weights = Weights(self.model)
+        self._is_end = np.zeros(self.model.config.vocab_size, np.bool_)
+        self._is_end[end_ids(model_dir)] = True
+        self._deterministic = deterministic
+        self._max_running = 1 if deterministic else min(config.max_running, config.kv_slots)
+        self._max_prefill = config.max_prefill_tokens
+        self._generator = torch.Generator(self.device).manual_seed(seed)
+        self._waiting: deque[Live] = deque()
+        self._live: dict[int, Live] = {}
+        self._ended: list[Finished] = []
+        self._suspended = False
+        self.num_decoding = self.num_running = 0
+
+    # --- requests ------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> bool:
+        held = self.rows.get(request.trajectory)
+        if held is not None and held.live is not None:
+            self.abort(held.live.request.request)  # superseded: a trajectory has one request at a time
+        if request.full:
+            keep = 0 if held is None else self.rows.common(held, request.new_ids)
+            new_ids = request.new_ids[keep:]
+        else:
+            if held is None or not self.rows.holds(held, request.prefix_tokens, request.prefix_hash):
+                self.counters.num_prefix_missing += 1
+                return False
+            keep, new_ids = request.prefix_tokens, request.new_ids
+        if not 0 < keep + len(new_ids) < self.rows.max_len or request.max_new_tokens < 1:
+            self._ended.append(Finished(request.request, request.trajectory, "length", TokenRecord.empty(), 0, 0))
+            return True
+        live = Live(request, held, time.monotonic())
+        if held is not None:
+            held.live = live
+            self.rows.extend(held, keep, new_ids)
+        self._live[request.request] = live
+        self._waiting.append(live)
+        return True
+
+    def abort(self, request: int) -> None:
+        live = self._live.pop(request, None)
+        if live is None:
+            return
+        if live.admitted_s and live.held is not None:
+            self._retire(live.held)
+        else:
+            self._waiting.remove(live)
+            if live.held is not None:
+                live.held.live = None
+
+    def forget(self, trajectories: Iterable[str]) -> None:
+        gone = set(trajectories)
+        for live in [live for live in self._live.values() if live.request.trajectory in gone]:
+            self.abort(live.request.request)
+        for trajectory in gone:
+            held = self.rows.get(trajectory)
+            if held is not None:
+                self.rows.release(held)
+
+    def busy(self) -> bool:
+        can_run = self.weights_id is not None and not self._suspended
+        return bool(self._ended) or (can_run and bool(self._live))
+
+    # --- weights -------------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        self._suspended = True
+
+    @torch.inference_mode()
+    def install(self, named: Iterable[tuple[str, torch.Tensor]], weights_id: WeightsId) -> None:
+        """A failure leaves mixed weights behind: nothing is generated until an install succeeds."""
+        assert self._suspended
+        self.weights_id = None
+        self.rows.invalidate()
+        self.num_decoding = 0
+        self._weights.install(named)
+        self.weights_id = weights_id
+
+    def resume(self) -> None:
+        self._suspended = False
+
+    # --- one step ------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self) -> list[Finished]:
+        if self.weights_id is not None and not self._suspended:
+            self._admit()
+            if self.num_running:
+                self._forward()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _admit(self) -> None:
+        """Bring waiting requests into the running block while they fit into this forward."""
+        backlog = int((self.rows.tokens - self.rows.cached)[self.num_decoding : self.num_running].sum())
+        passed: list[Live] = []
+        while self._waiting and self.num_running < self._max_running and backlog < self._max_prefill:
+            live = self._waiting.popleft()
+            if not self._give_row(live):
+                passed.append(live)  # every row has a request: those that hold one go first
+                continue
+            held = live.held
+            assert held is not None
+            self._start(live, held)
+            backlog += int(self.rows.tokens[held.row] - self.rows.cached[held.row])
+        self._waiting.extendleft(reversed(passed))
+
+    def _give_row(self, live: Live) -> bool:
+        if live.held is None:
+            live.held = self.rows.take(live.request.trajectory, preferred=self.num_running)
+            if live.held is None:
+                return False
+            live.held.live = live
+            self.rows.extend(live.held, 0, live.request.new_ids)
+        return True
+
+    def _start(self, live: Live, held: Held) -> None:
+        rows, request = self.rows, live.request
+        rows.exchange(held.row, self.num_running)
+        self.num_running += 1
+        row = held.row
+        rows.limit[row] = min(int(rows.tokens[row]) + request.max_new_tokens, rows.max_len)
+        rows.temperature[row] = request.temperature
+        rows.prefilled[row] = 0
+        if self._deterministic:
+            rows.cached[row] = 0
+            self._generator.manual_seed(request.seed)
+        live.admitted_s = time.monotonic()
+
+    def _forward(self) -> None:
+        rows, decoding = self.rows, self.num_decoding
+        counts = self._share_budget()
+        num_rows = len(counts)
+        starts = rows.cached[:num_rows].copy()
+        plan = make_plan(rows.cache, starts, counts, decoding)
+        complete = starts + counts == rows.tokens[:num_rows]
+        keep: int | torch.Tensor = 0
+        if num_rows > decoding:
+            keep = torch.from_numpy((np.cumsum(counts) - 1)[complete]).to(self.device)
+        ids = torch.from_numpy(rows.ids[plan.packed_rows, plan.packed_positions]).to(self.device)
+        out = self.model(
+            input_ids=ids[None], position_ids=plan.positions[None], use_cache=False, logits_to_keep=keep, plan=plan
+        )
+        rows.cached[:num_rows] += counts
+        rows.prefilled[decoding:num_rows] += counts[decoding:]
+        self.counters.num_forwards += 1
+        self.counters.num_prefill_tokens += int(counts[decoding:].sum())
+        self._append(out.logits[0], np.flatnonzero(complete))
+
+    def _share_budget(self) -> NDArray[np.int64]:
+        """Tokens each row of this forward runs: one if it decodes, what the budget allows in row order if not."""
+        rows, decoding = self.rows, self.num_decoding
+        counts = rows.tokens[: self.num_running] - rows.cached[: self.num_running]
+        if self.num_running > decoding:
+            wanted = counts[decoding:]
+            before = np.cumsum(wanted) - wanted
+            np.clip(self._max_prefill - before, 0, wanted, out=counts[decoding:])
+            counts = counts[: np.flatnonzero(counts)[-1] + 1]
+        return counts
+
+    def _append(self, logits: torch.Tensor, sampled: NDArray[np.int64]) -> None:
+        """Sample a token for each of these rows, and end those that are done."""
+        if not len(sampled):
+            return
+        rows = self.rows
+        temperature = rows.temperature[sampled]
+        is_greedy = temperature == 0
+        uniforms = None
+        if not is_greedy.all():
+            uniforms = torch.rand(len(sampled), generator=self._generator, device=self.device, dtype=torch.float64)
+        found = sample(logits, torch.from_numpy(temperature).to(self.device), uniforms, bool(is_greedy.any()))
+        ids, logprobs = found[0].cpu().numpy(), found[1].cpu().numpy()
+        position = rows.tokens[sampled]
+        rows.ids[sampled, position] = ids
+        rows.logprobs[sampled, position] = logprobs
+        assert self.weights_id is not None
+        rows.versions[sampled, position] = self.weights_id.version
+        rows.tokens[sampled] += 1
+        self.counters.num_decode_tokens += len(sampled)
+        self._note_first(sampled)
+        is_end = self._is_end[ids]
+        is_done = is_end | (position + 1 >= rows.limit[sampled])
+        for held, stopped in [(rows.held[sampled[i]], is_end[i]) for i in np.flatnonzero(is_done)]:
+            assert held is not None
+            self._finish(held, "stop" if stopped else "length")
+
+    def _note_first(self, sampled: NDArray[np.int64]) -> None:
+        """Rows whose prefill is through decode from now on: they follow the decoding ones without a gap."""
+        now = time.monotonic()
+        for row in range(self.num_decoding, len(sampled)):
+            held = self.rows.held[row]
+            assert held is not None
+            held.live.first_s = held.live.first_s or now
+        self.num_decoding = len(sampled)
+
+    # --- the end of a request ------------------------------------------------------------------
+
+    def _finish(self, held: Held, finish: Finish) -> None:
+        rows, row, live = self.rows, held.row, held.live
+        turn = slice(int(rows.start[row]), int(rows.tokens[row]))
+        record = TokenRecord(rows.ids[row, turn].copy(), rows.logprobs[row, turn].copy(), rows.versions[row, turn].copy())
+        now = time.monotonic()
+        self._ended.append(
+            Finished(
+                request=live.request.request,
+                trajectory=held.trajectory,
+                finish=finish,
+                record=record,
+                num_prefill_tokens=int(rows.prefilled[row]),
+                num_decode_tokens=len(record),
+                queue_s=live.admitted_s - live.added_s,
+                prefill_s=live.first_s - live.admitted_s,
+                decode_s=now - live.first_s,
+            )
+        )
+        del self._live[live.request.request]
+        self._retire(held)
+
+    def _retire(self, held: Held) -> None:
+        """Take a row out of the running block; its trajectory stays, idle."""
+        held.live = None
+        self.rows.touch(held)
+        hole = held.row
+        free = self.rows.free_row()
+        if free is not None:
+            self.rows.exchange(hole, free)  # parked: what fills the hole need not be swapped with it
+        if hole < self.num_decoding:
+            self.num_decoding -= 1
+            self.rows.exchange(hole, self.num_decoding)
+            hole = self.num_decoding
+        self.num_running -= 1
+        self.rows.exchange(hole, self.num_running)
+
+
+def pick_device(wanted: str) -> str:
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return wanted

@@ -1,0 +1,46 @@
+"""The errors a user may see. Owns exit codes; knows nothing of what raised them.
+
+A `RollartError` is printed without a traceback. Broken invariants are assertions, failed
+trajectories are data (`types.Drop`), dead processes are events: none of those belong here.
+"""
+
+from __future__ import annotations
+
+EXIT_USER = 2
+EXIT_ENVIRONMENT = 3
+
+
+class RollartError(Exception):
+    """What went wrong, and what to do next."""
+
+    exit_code = EXIT_ENVIRONMENT
+
+    def __init__(self, what: str, fix: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  -> {self.fix}" if self.fix else self.what
+
+
+class UserError(RollartError):
+    """The request can't be carried out as written: bad config, missing file, existing directory."""
+
+    exit_code = EXIT_USER
+
+
+class SiteError(RollartError):
+    """The machine can't do it: disk full, no shared memory, corrupt checkpoint, a role that keeps dying."""
+
+    exit_code = EXIT_ENVIRONMENT
+
+
+class ConfigError(UserError):
+    """Every problem of a configuration at once, one line each."""
+
+    def __init__(self, source: str, problems: list[str]) -> None:
+        lines = "\n".join(f"  - {p}" for p in problems)
+        count = f"{len(problems)} problem" + ("s" if len(problems) != 1 else "")
+        super().__init__(f"{source}: {count}\n{lines}", "correct them and run `rollart-hpc check` again")
+        self.problems = problems

@@ -1,0 +1,99 @@
+"""How files of a run are written: whole or not at all, private, and with a clear error when the disk can't take them.
+
+Owns modes, atomic replacement and the words for a full disk. Knows no file name (`config.rundir` does).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rollart_hpc.errors import SiteError
+
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+
+_FIXES = {
+    errno.ENOSPC: "free some space, or choose another --run-dir",
+    errno.EDQUOT: "your disk quota is used up: free some space, or choose another --run-dir",
+    errno.EROFS: "the file system is read-only: choose another --run-dir",
+    errno.EACCES: "you may not write there: choose another --run-dir",
+    errno.EPERM: "you may not write there: choose another --run-dir",
+    errno.EIO: "the disk reports errors: choose another --run-dir",
+}
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """A disk that is full, read-only or not ours becomes a `SiteError`; any other OSError passes."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FIXES:
+            raise
+        raise SiteError(f"can't write {path}: {error.strerror}", _FIXES[error.errno]) from None
+
+
+def make_directory(path: Path) -> Path:
+    """`mkdir -p`, private to the user."""
+    with disk_errors(path):
+        path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    return path
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Replace `path` in one move: a reader sees the old content or the new one, also after a crash."""
+    data = content.encode() if isinstance(content, str) else content
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with disk_errors(path):
+        try:
+            handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
+            with open(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(scratch, path)
+        except BaseException:
+            with suppress(OSError):
+                scratch.unlink(missing_ok=True)
+            raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomic(path, json.dumps(value, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any | None:
+    """The content of a JSON file, None if there is none. A file that does not parse is a `SiteError`."""
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError as error:
+        raise SiteError(f"{path} is damaged: {error}", "restore it, or remove it if you know what it was") from None
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add one line to a log of records, in a single write."""
+    with disk_errors(path):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+        try:
+            data = line.rstrip("\n").encode() + b"\n"
+            if os.write(handle, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(handle)
+
+
+def point(link: Path, target: Path) -> None:
+    """Make `link` a relative symlink to `target`, replacing an older one in one move."""
+    scratch = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
+    with disk_errors(link):
+        os.symlink(os.path.relpath(target, link.parent), scratch)
+        os.replace(scratch, link)

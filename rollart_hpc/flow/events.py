@@ -1,0 +1,296 @@
+"""What happens to the core: events in, commands out. Owns both vocabularies; they carry no payload.
+
+Payloads (tokens, transcripts, weights) stay with whoever drives the core; a command names the
+trajectory or request whose payload is meant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollart_hpc.types import Role, WeightsId
+
+# --- events ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    worker: str
+    role: Role
+    node: str = ""
+    pool: str = ""
+    capacity: int = 1
+    attempt: int = 1
+    version: int = -1  # trainer: the version it loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    worker: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnWanted:
+    trajectory: str
+    issue: int
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    request: int
+    first_version: int
+    last_version: int
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMissing:
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    trajectory: str
+    issue: int
+    status: str
+    num_turns: int = 0
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    trajectory: str
+    issue: int
+    reward: float
+    success: bool
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreFailed:
+    trajectory: str
+    issue: int
+    worker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWanted:
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    version: int
+    wait_s: float = 0.0
+    train_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    version: int
+    good: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    weights: WeightsId
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    relay: str
+    weights: WeightsId
+
+
+@dataclass(frozen=True, slots=True)
+class TransferReady:
+    epoch: int
+    host: str = ""
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFailed:
+    epoch: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSent:
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    engine: str
+    weights: WeightsId
+    num_bytes: int = 0
+    seconds: float = 0.0
+    exposed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class InstallFailed:
+    engine: str
+    weights: WeightsId
+
+
+@dataclass(frozen=True, slots=True)
+class DrainWanted:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    now: float
+
+
+Event = (
+    Joined | Lost | TurnWanted | Generated | PrefixMissing | Ended | Scored | ScoreFailed | BatchWanted | Committed
+    | Saved | Published | Held | TransferReady | TransferFailed | TransferSent | Installed | InstallFailed
+    | DrainWanted | Tick
+)  # fmt: skip
+
+# --- commands --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    worker: str
+    trajectory: str
+    issue: int
+    task: str
+    seed: int
+    sample_seed: int
+    temperature: float
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelPlay:
+    worker: str
+    trajectory: str
+    issue: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskAgain:
+    """The env worker must send this turn once more, with all tokens."""
+
+    worker: str
+    trajectory: str
+    issue: int
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    engine: str
+    request: int
+    trajectory: str
+    turn: int
+    temperature: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRequest:
+    engine: str
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    engine: str
+    trajectory: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Hand the answer of this request to the env worker."""
+
+    worker: str
+    request: int
+    trajectory: str
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    worker: str
+    trajectory: str
+    issue: int
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Nothing of this trajectory is needed any more."""
+
+    trajectory: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendChunk:
+    trainer: str
+    step: int
+    index: int
+    groups: tuple[int, ...]
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    relay: str
+    weights: WeightsId
+
+
+@dataclass(frozen=True, slots=True)
+class OfferTransfer:
+    source: str
+    epoch: int
+    weights: WeightsId
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class JoinTransfer:
+    target: str
+    epoch: int
+    weights: WeightsId
+    rank: int
+    size: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    engine: str
+    weights: WeightsId
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCheckpoint:
+    trainer: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationDone:
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRun:
+    state: str  # finished | drained | failed
+    reason: str
+
+
+Command = (
+    Play | CancelPlay | AskAgain | Generate | AbortRequest | Forget | Deliver | Score | Release | SendChunk | Adopt
+    | OfferTransfer | JoinTransfer | Install | SaveCheckpoint | ValidationDone | StopRun
+)  # fmt: skip

@@ -1,0 +1,79 @@
+"""Which engine serves a turn. Owns the waiting turns of each pool; decides by affinity, version and room.
+
+A task's pool is its hardware class as long as an engine of that class lives; otherwise any other
+pool, counted as fallback, until the class is back. Inside a pool a trajectory stays with the
+engine that holds its KV.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from rollart_hpc.flow.policy import Policy
+from rollart_hpc.flow.state import State, Tally, Trajectory, Worker
+
+ANY = "any"
+
+
+class Router:
+    def __init__(self, policy: Policy, tally: Tally, may_serve: Callable[[Worker, Trajectory], bool]) -> None:
+        self.policy = policy
+        self.tally = tally
+        self.engines: dict[str, Worker] = {}
+        self._may_serve = may_serve
+        self._waiting: dict[str, deque[Trajectory]] = {}
+
+    def pool_of(self, task: str) -> str:
+        """The pool that serves this task now."""
+        wanted = self.policy.tasks[task].affinity
+        if wanted == ANY or any(e.pool == wanted for e in self.engines.values()):
+            return wanted
+        return ANY
+
+    def enqueue(self, trajectory: Trajectory) -> None:
+        self._waiting.setdefault(self.policy.tasks[trajectory.task].affinity, deque()).append(trajectory)
+
+    def assign(self) -> Iterable[tuple[Trajectory, Worker]]:
+        """Pairs of a waiting turn and the engine that takes it; the caller must spend the credit before the next."""
+        for wanted, queue in self._waiting.items():
+            held_back: list[Trajectory] = []
+            while queue:
+                trajectory = queue.popleft()
+                if trajectory.state is not State.WAITING:
+                    continue
+                engine = self._choose(trajectory)
+                if engine is None:
+                    held_back.append(trajectory)
+                    if not self._has_room(wanted):
+                        break
+                    continue
+                self._count(trajectory, engine)
+                yield trajectory, engine
+            queue.extendleft(reversed(held_back))
+
+    def _candidates(self, pool: str) -> list[Worker]:
+        return [e for e in self.engines.values() if pool in (ANY, e.pool)]
+
+    def _has_room(self, wanted: str) -> bool:
+        pool = wanted if any(e.pool == wanted for e in self.engines.values()) else ANY
+        return any(e.room > 0 for e in self._candidates(pool))
+
+    def _choose(self, trajectory: Trajectory) -> Worker | None:
+        pool = self.pool_of(trajectory.task)
+        fit = [e for e in self._candidates(pool) if e.room > 0 and self._may_serve(e, trajectory)]
+        if not fit:
+            return None
+        own = self.engines.get(trajectory.engine)
+        if own in fit:
+            return own
+        return min(fit, key=lambda e: (e.load / e.capacity, e.name))
+
+    def _count(self, trajectory: Trajectory, engine: Worker) -> None:
+        task = self.tally.tasks[trajectory.task]
+        task.requests_by_pool[engine.pool] += 1
+        wanted = self.policy.tasks[trajectory.task].affinity
+        if wanted not in (ANY, engine.pool):
+            self.tally.fallbacks += 1
+            if any(e.pool == wanted for e in self.engines.values()):
+                self.tally.stray_requests += 1

@@ -1,0 +1,136 @@
+"""What the core remembers. Owns trajectories, groups and workers as plain records, and the tally.
+
+A trajectory walks through `State`; every way out that is not SCORED is counted in `Tally.dropped`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from rollart_hpc.types import Purpose, Role, WeightsId
+
+
+class State(Enum):
+    QUEUED = auto()  # waits for an env worker
+    STEPPING = auto()  # with its environment: reset or turn
+    WAITING = auto()  # wants a turn, waits for an engine
+    GENERATING = auto()  # on an engine
+    ANSWERED = auto()  # generated, answer held back (lockstep only)
+    ENDED = auto()  # waits for a reward worker
+    SCORING = auto()  # with a reward worker
+    SCORED = auto()
+    GONE = auto()  # cancelled or dropped
+
+
+PLAYING = (State.STEPPING, State.WAITING, State.GENERATING, State.ANSWERED)
+
+
+@dataclass(slots=True, eq=False)
+class Trajectory:
+    id: str
+    task: str
+    purpose: Purpose
+    seed: int
+    sample_seed: int
+    group: Group | None = None
+    issue: int = 0
+    state: State = State.QUEUED
+    env: str = ""
+    engine: str = ""  # where its KV lies
+    request: int = -1
+    turn: int = 0
+    first_version: int = -1  # start_version: that of its first sampled token
+    last_version: int = -1
+    reward: float = 0.0
+    success: bool = False
+    reward_worker: str = ""
+    reward_since: float = 0.0
+    failures: int = 0
+    score_failures: int = 0
+    not_before: float = 0.0
+
+    @property
+    def is_training(self) -> bool:
+        return self.purpose == "train"
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    id: int
+    task: str
+    index: int  # how many groups of this task came before
+    members: list[Trajectory] = field(default_factory=list)
+    failures: int = 0
+    complete: bool = False
+    completed_as: int = 0  # order of completion
+
+    @property
+    def version(self) -> int | None:
+        """The oldest start version; None while nothing was sampled."""
+        started = [m.first_version for m in self.members if m.first_version >= 0]
+        return min(started, default=None)
+
+    @property
+    def newest_version(self) -> int:
+        return max((m.last_version for m in self.members), default=-1)
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    name: str
+    role: Role
+    node: str
+    pool: str
+    capacity: int
+    load: int = 0  # credits spent
+    installed: WeightsId | None = None  # engines: acknowledged
+    installing: WeightsId | None = None
+    held: WeightsId | None = None  # relays: newest held
+    active: int = 0  # engines: trajectories that have begun on it and not ended
+
+    @property
+    def room(self) -> int:
+        return self.capacity - self.load
+
+
+@dataclass(slots=True)
+class TaskTally:
+    trajectories: int = 0
+    groups: int = 0
+    successes: int = 0
+    reward_sum: float = 0.0
+    turns: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    requests_by_pool: Counter[str] = field(default_factory=Counter)
+    quarantined: bool = False
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of everything that came and went."""
+
+    dropped: Counter[str] = field(default_factory=Counter)
+    tasks: dict[str, TaskTally] = field(default_factory=dict)
+    joined: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
+    staleness: Counter[int] = field(default_factory=Counter)  # of trained trajectories
+    fallbacks: int = 0
+    stray_requests: int = 0  # outside the task's own pool while that was alive: stays 0
+    transfers: int = 0
+    transfer_failures: int = 0
+    installs: int = 0
+    install_s: float = 0.0
+    exposed_s: float = 0.0
+    install_bytes: int = 0
+    wait_s: float = 0.0
+    train_s: float = 0.0
+    trained_turns: list[int] = field(default_factory=list)
+    progress: int = 0  # grows with every event that moves the run
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a checkpoint: counters only."""
+        return {"dropped": dict(self.dropped), "staleness": {str(k): v for k, v in self.staleness.items()}}

@@ -1,0 +1,118 @@
+"""Held-out plays. Owns which validations are due and what they found.
+
+The first (before training) and the last run alone, so that all their plays see one version; the
+ones between run beside training and report which versions they saw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rollart_hpc.flow.policy import Policy
+from rollart_hpc.flow.state import Trajectory
+
+
+@dataclass(slots=True)
+class TaskScore:
+    plays: int = 0
+    successes: int = 0
+    reward_sum: float = 0.0
+    turns: int = 0
+    lowest_version: int = -1
+    highest_version: int = -1
+
+    @property
+    def success(self) -> float:
+        return self.successes / self.plays if self.plays else 0.0
+
+    @property
+    def reward(self) -> float:
+        return self.reward_sum / self.plays if self.plays else 0.0
+
+    def add(self, trajectory: Trajectory) -> None:
+        self.plays += 1
+        self.successes += trajectory.success
+        self.reward_sum += trajectory.reward
+        self.turns += trajectory.turn
+        if trajectory.first_version >= 0:
+            low, high = self.lowest_version, trajectory.first_version
+            self.lowest_version = high if low < 0 else min(low, high)
+            self.highest_version = max(self.highest_version, trajectory.last_version)
+
+
+@dataclass(slots=True)
+class Validation:
+    """One validation under way or done."""
+
+    version: int
+    alone: bool
+    open: int
+    scores: dict[str, TaskScore] = field(default_factory=dict)
+
+
+class Validator:
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.done: list[Validation] = []
+        self.running: Validation | None = None
+
+    @property
+    def blocks_training(self) -> bool:
+        return self.running is not None and self.running.alone
+
+    def is_due(self, version: int) -> bool:
+        if not self.policy.validation_plays or self.running is not None or self.has(version):
+            return False
+        every = self.policy.validation_every
+        return version in (0, self.policy.steps) or (every > 0 and version % every == 0)
+
+    def has(self, version: int) -> bool:
+        return any(v.version == version for v in self.done)
+
+    def begin(self, version: int, tasks: list[str]) -> list[Trajectory]:
+        plays = self.policy.validation_plays
+        alone = version in (0, self.policy.steps)
+        self.running = Validation(version, alone, plays * len(tasks), {task: TaskScore() for task in tasks})
+        return [
+            Trajectory(
+                id=f"v{version}.{task}.{index}",
+                task=task,
+                purpose="validate",
+                seed=self.policy.env_seed("validate", task, index),
+                sample_seed=self.policy.sample_seed("validate", task, index, version),
+            )
+            for index in range(plays)
+            for task in tasks
+        ]
+
+    def add(self, trajectory: Trajectory) -> Validation | None:
+        """Count a play; returns the validation if that was its last."""
+        running = self.running
+        assert running is not None
+        running.scores[trajectory.task].add(trajectory)
+        running.open -= 1
+        if running.open:
+            return None
+        self.running = None
+        self.done.append(running)
+        return running
+
+    def roll_back(self, version: int) -> bool:
+        """Versions above this one never were. True if the validation under way was of such a version."""
+        self.done = [v for v in self.done if v.version <= version]
+        is_void = self.running is not None and self.running.version > version
+        if is_void:
+            self.running = None
+        return is_void
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        return [
+            {"version": v.version, "alone": v.alone, "scores": {task: asdict(s) for task, s in v.scores.items()}}
+            for v in self.done
+        ]
+
+    def restore(self, saved: list[dict[str, Any]]) -> None:
+        for data in saved:
+            scores = {task: TaskScore(**score) for task, score in data["scores"].items()}
+            self.done.append(Validation(data["version"], data["alone"], 0, scores))

@@ -1,0 +1,156 @@
+"""Spans of time, one file per process. Owns the trace files' format; knows nothing of what the spans mean.
+
+A file is JSON lines of three shapes, in the order they were written:
+
+    {"process": "engine-compute-0", "pid": 4711}            a process starts writing (again, after a restart)
+    {"at": 120.0, "offset": -3.25}                          from local time 120.0 on: controller clock = local - 3.25
+    {"name": "decode", "start": 120.5, "end": 120.6, "args": {"tokens": 8}}
+
+Times are `time.monotonic()` seconds of the node that wrote them; only the measured offset lines lanes
+of different nodes up, wall clocks are never compared. The part of a name before the first dot is its category.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+log = logging.getLogger(__name__)
+
+CATEGORIES = ("prefill", "decode", "environment", "reward", "train", "weights", "wait")
+FLUSH_S = 1.0
+FLUSH_SPANS = 1000
+
+
+def category(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _foreign(value: Any) -> Any:
+    """numpy scalars become numbers; whatever else a caller passes becomes text."""
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+class Tracer:
+    """Writes the spans of one process. Cheap and thread-safe; a trace that can't be written never stops the work."""
+
+    def __init__(self, path: Path | None, process: str) -> None:
+        """`path=None` makes a tracer that records nothing."""
+        self._lock = threading.Lock()  # held for an append, never while writing
+        self._writing = threading.Lock()
+        self._first = threading.Event()  # something waits to be written
+        self._full = threading.Event()  # write it now
+        self._spans: list[tuple[str, float, float, dict[str, Any]]] = []
+        self._notes: list[dict[str, Any]] = [{"process": process, "pid": os.getpid()}]
+        self._encoder = msgspec.json.Encoder(enc_hook=_foreign)
+        self._fd = -1
+        self._closed = path is None
+        self.num_lost = 0
+        if path is not None:
+            self._fd = _open(path)
+            self._closed = self._fd < 0
+        self._thread: threading.Thread | None = None
+        if not self._closed:
+            self._thread = threading.Thread(target=self._run, name="tracer", daemon=True)
+            self._thread.start()
+            self._first.set()
+
+    def span(self, name: str, start_s: float, end_s: float, **args: Any) -> None:
+        if self._closed:
+            return
+        with self._lock:
+            self._spans.append((name, start_s, end_s, args))
+            num_waiting = len(self._spans)
+        if num_waiting == 1:
+            self._first.set()
+        elif num_waiting == FLUSH_SPANS:
+            self._full.set()
+
+    @contextmanager
+    def timed(self, name: str, **args: Any) -> Iterator[dict[str, Any]]:
+        """A span around a block; the block may add to the arguments."""
+        start_s = time.monotonic()
+        try:
+            yield args
+        finally:
+            self.span(name, start_s, time.monotonic(), **args)
+
+    def set_offset(self, seconds: float) -> None:
+        """controller clock = this node's clock + seconds, from now on."""
+        if self._closed:
+            return
+        with self._lock:
+            self._notes.append({"at": time.monotonic(), "offset": seconds})
+        self._first.set()
+
+    def flush(self) -> None:
+        with self._writing:
+            with self._lock:
+                notes, self._notes = self._notes, []
+                spans, self._spans = self._spans, []
+                self._first.clear()
+                self._full.clear()
+            if self._fd >= 0 and (notes or spans):
+                self._write(notes, spans)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._first.set()
+        self._full.set()
+        assert self._thread is not None
+        self._thread.join()
+        self.flush()
+        os.close(self._fd)
+        self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._first.wait()
+            self._full.wait(FLUSH_S)
+            self.flush()
+
+    def _write(self, notes: list[dict[str, Any]], spans: list[tuple[str, float, float, dict[str, Any]]]) -> None:
+        rows: list[dict[str, Any]] = list(notes)
+        for name, start_s, end_s, args in spans:
+            row: dict[str, Any] = {"name": name, "start": round(start_s, 7), "end": round(end_s, 7)}
+            if args:
+                row["args"] = args
+            rows.append(row)
+        try:
+            _write_all(self._fd, self._encoder.encode_lines(rows))
+        except OSError as error:
+            if not self.num_lost:
+                log.warning("the trace can't be written and goes on without these spans: %s", error)
+            self.num_lost += len(spans)
+
+
+def _open(path: Path) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        log.warning("no trace: %s", error)
+        return -1
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

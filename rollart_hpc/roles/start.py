@@ -1,0 +1,177 @@
+"""How every role begins and ends: arguments, logging, stack dumps, link to the controller, exit codes.
+
+    def main(start: Start) -> None:
+        from rollart_hpc.engines... import ...      # heavy imports late
+        link = connect(start, capacity=...)
+        ...
+
+    if __name__ == "__main__":
+        run_role("engine", main)
+
+Knows nothing of what a role does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rollart_hpc import __version__
+from rollart_hpc.config.resolved import read_resolved
+from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.errors import RollartError, SiteError
+from rollart_hpc.files import read_json
+from rollart_hpc.types import Role
+
+if TYPE_CHECKING:
+    from rollart_hpc.wire.link import Link
+
+EXIT_LINK_LOST = 4  # the controller refused us or fell silent: starting the same process again may help
+PARENT_VARIABLE = "ROLLART_PARENT_PID"
+_PR_SET_PDEATHSIG = 1
+
+log = logging.getLogger("rollart_hpc.start")
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a process knows when it begins."""
+
+    role: Role
+    run: RunDir
+    config: RunConfig
+    name: str
+    address: str  # of the controller; "" = look it up (late joiner)
+    attempt: int
+    node: str
+    pool: str
+    rank: int
+    ranks: int
+    incarnation: str
+    checkpoint: Path | None = None  # committed checkpoint to begin from; None = base model
+    ready_fd: int | None = None  # controller: where to write its address once it listens
+
+
+def parse(role: Role, arguments: list[str] | None = None) -> Start:
+    """Read the command line and the run directory, and set up logging, stack dumps and the tie to the parent."""
+    args = _parser(role).parse_args(arguments)
+    _log_to_stderr(args.name)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    _die_with_parent()
+    run = RunDir(args.run_dir)
+    return Start(
+        role=role,
+        run=run,
+        config=read_resolved(run.config),
+        name=args.name,
+        address=args.address,
+        attempt=args.attempt or run.last_attempt(),
+        node=args.node,
+        pool=args.pool,
+        rank=args.rank,
+        ranks=args.ranks,
+        incarnation=args.incarnation or secrets.token_hex(8),
+        checkpoint=args.checkpoint,
+        ready_fd=args.ready_fd,
+    )
+
+
+def _parser(role: Role) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m rollart_hpc.roles.{role}", allow_abbrev=False)
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--name", default=role, help="unique in the run")
+    parser.add_argument("--attempt", type=int, default=0, help="0 = the newest one")
+    parser.add_argument("--incarnation", default="", help="differs for every start; made up if not given")
+    parser.add_argument("--address", default="", help="tcp://HOST:PORT of the controller")
+    parser.add_argument("--node", default=socket.gethostname())
+    parser.add_argument("--pool", default="", help="hardware class of an engine")
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--checkpoint", type=Path, default=None)
+    parser.add_argument("--ready-fd", type=int, default=None)
+    return parser
+
+
+def _log_to_stderr(name: str) -> None:
+    form = f"%(asctime)s.%(msecs)03d %(levelname)s {name}: %(message)s"
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form, datefmt="%H:%M:%S", force=True)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end this process when the supervisor dies. Without a supervisor (`join`) it lives by itself."""
+    parent = os.environ.pop(PARENT_VARIABLE, "")
+    if not parent:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(parent):  # it died before the line above
+        sys.exit(EXIT_LINK_LOST)
+
+
+def find_address(start: Start) -> str:
+    """The controller's address: from the command line, else from the file it wrote for late joiners."""
+    if start.address:
+        return start.address
+    content = read_json(start.run.controller(start.attempt))
+    if not content:
+        raise SiteError(
+            f"attempt {start.attempt} of {start.run.path} has no controller address yet",
+            f"is it running? See: rollart-hpc status {start.run.path}",
+        )
+    return str(content["address"])
+
+
+def connect(start: Start, *, capacity: int = 0, **hello: Any) -> Link:
+    """Say Hello to the controller and wait for its Welcome. `hello`: further fields of `messages.Hello`."""
+    from rollart_hpc.wire import keys
+    from rollart_hpc.wire.link import Link
+    from rollart_hpc.wire.messages import Hello
+
+    message = Hello(
+        role=start.role,
+        name=start.name,
+        node=start.node,
+        pool=start.pool,
+        capacity=capacity,
+        package=__version__,
+        attempt=start.attempt,
+        incarnation=start.incarnation,
+        pid=os.getpid(),
+        **hello,
+    )
+    return Link(find_address(start), keys.load_client(start.run.keys(start.attempt)), message)
+
+
+def run_role(role: Role, main: Callable[[Start], int | None]) -> NoReturn:
+    """Parse, run `main`, turn its end into an exit code. Known errors are one log line, not a traceback."""
+    try:
+        code = main(parse(role)) or 0
+    except RollartError as error:
+        log.error("%s", error)
+        code = EXIT_LINK_LOST if _is_link_closed(error) else error.exit_code
+    except KeyboardInterrupt:
+        log.info("interrupted")
+        code = 130
+    except Exception as error:
+        log.exception("this process ends: %s", type(error).__name__)
+        code = 1
+    logging.shutdown()
+    sys.exit(code)
+
+
+def _is_link_closed(error: RollartError) -> bool:
+    from rollart_hpc.wire.link import LinkClosed
+
+    return isinstance(error, LinkClosed)

@@ -1,0 +1,85 @@
+"""The data that passes between stages. Owns shapes and names; does no I/O and imports no torch.
+
+Worked example: a two-turn trajectory of FrozenLake under policy versions 4 and 5.
+
+    ids       [ 11 12 13 | 40  2 | 14 15 | 41  2 ]     int32, prompt | answer | observation | answer
+    logprobs  [  0  0  0 |-.7 -.1|  0  0 |-.5 -.2]     float32, 0 where the policy did not sample
+    versions  [ -1 -1 -1 |  4  4 | -1 -1 |  4  5 ]     int32, -1 where the policy did not sample
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Role = Literal["controller", "env", "engine", "relay", "trainer", "reward", "supervisor"]
+Purpose = Literal["train", "validate"]
+Mode = Literal["sync", "sync_plus", "one_off", "areal", "rollart"]
+Frame = bytes | memoryview
+
+OBSERVED = -1  # the version of a token that the policy did not sample
+
+
+class WeightsId(NamedTuple):
+    """Which weights. `attempt` grows at every restore, so a rolled-back version is never mistaken for its successor."""
+
+    attempt: int
+    version: int
+
+
+@dataclass(slots=True)
+class TokenRecord:
+    """What was seen and sampled in one trajectory, token by token. Three arrays of one length."""
+
+    ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+
+    @classmethod
+    def empty(cls) -> TokenRecord:
+        return cls(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32))
+
+    @classmethod
+    def from_frames(cls, frames: list[Frame] | tuple[Frame, ...]) -> TokenRecord:
+        ids, logprobs, versions = frames
+        record = cls(
+            np.frombuffer(ids, np.int32), np.frombuffer(logprobs, np.float32), np.frombuffer(versions, np.int32)
+        )
+        if not len(record.ids) == len(record.logprobs) == len(record.versions):
+            raise ValueError("ids, logprobs and versions differ in length")
+        return record
+
+    def to_frames(self) -> list[Frame]:
+        arrays: tuple[NDArray[Any], ...] = (self.ids, self.logprobs, self.versions)
+        return [np.ascontiguousarray(array).data.cast("B") for array in arrays]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def sampled(self) -> NDArray[np.bool_]:
+        return np.not_equal(self.versions, OBSERVED)
+
+
+@dataclass(slots=True)
+class Sample:
+    """One trainable token sequence with its reward; `advantage` is filled in by the algorithm."""
+
+    trajectory: str
+    group: int
+    task: str
+    record: TokenRecord
+    reward: float
+    advantage: float = 0.0
+
+
+@dataclass(slots=True)
+class TrainGroup:
+    """A complete group as the trainer gets it: `group_size` trajectories, each of one or more samples."""
+
+    group: int
+    task: str
+    samples: list[Sample] = field(default_factory=list)

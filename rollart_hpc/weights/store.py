@@ -1,0 +1,187 @@
+"""The weights of a node in shared memory. Owns the store's files; knows nothing of who writes or reads them.
+
+    <root>/<node>/v<attempt>-<version>/{manifest.json, bucket_0.bin, bucket_1.bin, ...}
+
+A version appears by one rename when it is complete, so a reader never sees half of it. Readers map the buckets and
+check their checksums before they hand out a tensor; a version pruned while it is mapped stays readable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+import torch
+import xxhash
+
+from rollart_hpc.errors import SiteError
+from rollart_hpc.types import WeightsId
+from rollart_hpc.weights.digest import Digest, dtype_name, raw_bytes
+from rollart_hpc.weights.draft import Draft, DraftFile, sweep
+from rollart_hpc.weights.layout import BadWeights, BucketInfo, Manifest, Packer, TensorInfo
+
+MANIFEST = "manifest.json"
+_VERSION_DIR = re.compile(r"v(\d+)-(\d+)$")
+_NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*$")
+
+
+def store_root(run_id: str) -> Path:
+    """Where a run's weights lie on every node: shared memory, or the temporary directory of a node without it."""
+    shm = Path("/dev/shm")
+    base = shm if shm.is_dir() and os.access(shm, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+    return base / f"rollart-{os.getuid()}-{run_id}"
+
+
+def bucket_name(index: int) -> str:
+    return f"bucket_{index}.bin"
+
+
+def version_dir(weights_id: WeightsId) -> str:
+    return f"v{weights_id.attempt}-{weights_id.version}"
+
+
+class NodeStore:
+    """All versions held on one node. Several processes of the node may use it at once."""
+
+    def __init__(self, root: Path, node: str) -> None:
+        if not _NODE_NAME.match(node):
+            raise SiteError(f"node name {node!r} can't be a directory name", "use letters, digits, '.', '-' and '_'")
+        self.root = root
+        self.directory = root / node
+
+    def write(self, weights_id: WeightsId, named: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> Manifest:
+        """Write all tensors and make them visible at once. Holds one tensor at a time."""
+        self._ensure()
+        with Draft(self.directory, version_dir(weights_id)) as draft:
+            buckets, digest = _write_buckets(draft, named, bucket_bytes)
+            manifest = Manifest(weights_id.attempt, weights_id.version, digest, buckets)
+            draft.commit(MANIFEST, manifest.encode())
+        return manifest
+
+    def draft(self, weights_id: WeightsId) -> Draft:
+        """For buckets that come from elsewhere; the caller commits."""
+        self._ensure()
+        return Draft(self.directory, version_dir(weights_id))
+
+    def open(self, weights_id: WeightsId) -> StoredWeights:
+        return StoredWeights(self.directory / version_dir(weights_id), weights_id)
+
+    def versions(self) -> list[WeightsId]:
+        """Complete versions, oldest first."""
+        with contextlib.suppress(FileNotFoundError):
+            names = (_VERSION_DIR.match(name) for name in os.listdir(self.directory))
+            return sorted(WeightsId(int(found[1]), int(found[2])) for found in names if found)
+        return []
+
+    def prune(self, keep: int, in_use: Collection[WeightsId] = ()) -> list[WeightsId]:
+        """Remove all but the newest `keep`, and what dead writers left behind."""
+        versions = self.versions()
+        doomed = [v for v in versions[: max(0, len(versions) - keep)] if v not in in_use]
+        for weights_id in doomed:
+            self.discard(weights_id)
+        sweep(self.directory)
+        return doomed
+
+    def discard(self, weights_id: WeightsId) -> None:
+        shutil.rmtree(self.directory / version_dir(weights_id), ignore_errors=True)
+
+    def remove(self) -> None:
+        """Remove the node's part, and the root with the last node."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.root.rmdir()
+
+    def _ensure(self) -> None:
+        try:
+            for directory in (self.root, self.directory):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                status = directory.lstat()
+                if status.st_uid != os.getuid() or status.st_mode & 0o077:
+                    raise SiteError(f"{directory} belongs to someone else or is open to others", "remove it")
+        except OSError as error:
+            raise SiteError(f"the weight store can't be made: {error}", "free /dev/shm or set TMPDIR") from None
+
+
+class StoredWeights:
+    """One version, mapped. Iterating yields (name, tensor) without a copy; tensors stay valid after `prune`."""
+
+    def __init__(self, directory: Path, weights_id: WeightsId) -> None:
+        self.directory = directory
+        try:
+            self.manifest = Manifest.decode((directory / MANIFEST).read_bytes())
+            self._buckets = [_map(directory, i, info) for i, info in enumerate(self.manifest.buckets)]
+        except FileNotFoundError:
+            raise BadWeights(f"weights {version_dir(weights_id)} are not in {directory.parent}") from None
+        if self.manifest.weights_id != weights_id:
+            raise BadWeights(f"{directory} holds {self.manifest.weights_id}, not {weights_id}")
+        self._verified: set[int] = set()
+
+    def buckets(self) -> Iterator[tuple[BucketInfo, torch.Tensor]]:
+        """Each bucket with its verified bytes."""
+        for index, info in enumerate(self.manifest.buckets):
+            self._verify(index)
+            yield info, self._buckets[index]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for info, raw in self.buckets():
+            yield from views(info, raw)
+
+    def verify(self) -> None:
+        """Raise BadWeights unless every byte is what was written."""
+        for index in range(len(self._buckets)):
+            self._verify(index)
+
+    def _verify(self, index: int) -> None:
+        if index not in self._verified:
+            check_bucket(self.manifest.buckets[index], self._buckets[index], str(self.directory / bucket_name(index)))
+            self._verified.add(index)
+
+
+def views(info: BucketInfo, raw: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a bucket as views of its bytes."""
+    for tensor in info.tensors:
+        flat = raw[tensor.offset : tensor.offset + tensor.num_bytes].view(getattr(torch, tensor.dtype))
+        yield tensor.name, flat.reshape(tensor.shape)
+
+
+def check_bucket(info: BucketInfo, raw: torch.Tensor, where: str) -> None:
+    found = xxhash.xxh3_64_hexdigest(raw.numpy().data)
+    if found != info.checksum:
+        raise BadWeights(f"{where}: checksum {found}, expected {info.checksum}")
+
+
+def _map(directory: Path, index: int, info: BucketInfo) -> torch.Tensor:
+    """The bucket's bytes. Private mapping: nothing is copied, and a reader that writes can't harm the store."""
+    path = directory / bucket_name(index)
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != info.num_bytes:
+            raise BadWeights(f"{path} has {size} bytes, expected {info.num_bytes}")
+        if size == 0:
+            return torch.empty(0, dtype=torch.uint8)
+        return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=torch.uint8)
+
+
+def _write_buckets(
+    draft: Draft, named: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int
+) -> tuple[list[BucketInfo], str]:
+    packer, whole = Packer(bucket_bytes), Digest()
+    contents: list[list[TensorInfo]] = []
+    files: list[DraftFile] = []
+    for name, tensor in named:
+        raw = raw_bytes(tensor)
+        bucket, offset = packer.place(len(raw))
+        if bucket == len(files):
+            files.append(DraftFile(draft, bucket_name(bucket)))
+            contents.append([])
+        files[bucket].append(offset, raw)
+        contents[bucket].append(TensorInfo(name, dtype_name(tensor.dtype), list(tensor.shape), offset))
+        whole.add(name, tensor, raw)
+    infos = [BucketInfo(f.num_bytes, f.checksum, tensors) for f, tensors in zip(files, contents, strict=True)]
+    return infos, whole.hexdigest()

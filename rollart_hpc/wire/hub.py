@@ -1,0 +1,231 @@
+"""The controller's end of the star: one ROUTER that every process of the run talks to.
+
+Owns the socket, who may connect (CURVE with one client key) and where a name is reached. Decodes headers,
+passes payloads on untouched. Which process may carry a name is decided by `members`; what a message means,
+by the caller. Whatever a stranger or a broken peer sends is refused, logged, counted, and the run goes on.
+
+A peer's socket identity is `name#incarnation`: a process started again under a name never shares a route
+with the one before it, and what a superseded process still sends is told apart.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+
+import zmq
+import zmq.utils.monitor
+from zmq.utils import z85
+
+from rollart_hpc.errors import SiteError
+from rollart_hpc.types import Frame
+from rollart_hpc.wire import messages
+from rollart_hpc.wire.keys import ServerKeys
+from rollart_hpc.wire.messages import MAX_FRAME_BYTES, MAX_FRAMES, AnyMessage, BadMessage, Message
+
+log = logging.getLogger(__name__)
+
+Incoming = tuple[str, AnyMessage, list[Frame]]
+
+ZAP_ADDRESS = "inproc://zeromq.zap.01"  # fixed by ZeroMQ's RFC 27, private to this hub's context
+LOG_EVERY_S = 5.0
+HANDSHAKE_FAILURES = {
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "wrong key",
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "not our protocol, or encrypted for another controller",
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "broken off",
+}
+
+
+def identity_of(name: str, incarnation: str) -> bytes:
+    return f"{name}#{incarnation}".encode()
+
+
+class Hub:
+    """Single-threaded: create, poll, send and close from one thread."""
+
+    def __init__(
+        self, bind_host: str, keys: ServerKeys, *, port: int = 0, max_frame_bytes: int = MAX_FRAME_BYTES
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self._max_frame_bytes = max_frame_bytes
+        self._admitted_key = keys.client_public
+        self._routes: dict[str, bytes] = {}  # admitted and not lost
+        self._newest: dict[str, bytes] = {}  # admitted last, lost or not
+        self._superseded: set[bytes] = set()
+        self._logged_s: dict[str, float] = {}
+        self._context = zmq.Context()
+        self._zap = self._context.socket(zmq.REP)
+        self._zap.linger = 0
+        self._zap.bind(ZAP_ADDRESS)  # before the router binds, or a first handshake would go unchecked
+        self._router = self._make_router(keys)
+        self._monitor = self._router.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            | zmq.EVENT_DISCONNECTED
+        )
+        try:
+            self._router.bind(f"tcp://{bind_host}:{port or '*'}")
+        except zmq.ZMQError as error:
+            self.close()
+            where = f"{bind_host}:{port or 'any port'}"
+            raise SiteError(f"can't listen on {where}: {error}", "choose another host") from None
+        self.port = int(self._router.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
+        self._poller = zmq.Poller()
+        for socket in (self._router, self._zap, self._monitor):
+            self._poller.register(socket, zmq.POLLIN)
+
+    def _make_router(self, keys: ServerKeys) -> zmq.Socket[bytes]:
+        router = self._context.socket(zmq.ROUTER)
+        router.curve_server = True
+        router.curve_publickey = keys.public.encode()
+        router.curve_secretkey = keys.secret.encode()
+        router.zap_domain = b"rollart"
+        router.router_mandatory = True  # a vanished peer is an error we see, not a silent drop
+        router.router_handover = True  # a reconnecting peer takes its identity over from its dead connection
+        # Credits bound what is in flight to a worker to a few hundred messages. A queue of 10,000 is only ever
+        # filled by a peer that stopped reading: `send` then says False, and the peer is lost by its silence.
+        router.sndhwm = 10_000
+        router.rcvhwm = 10_000
+        # The library cuts a connection at this size before it takes the frame in. Between our own limit and
+        # this one the frame arrives whole, so it is refused by name and the peer keeps its connection.
+        router.maxmsgsize = 4 * self._max_frame_bytes
+        router.linger = 1000  # ms at close: enough for the last Stop to leave, short enough not to hold an exit up
+        router.tcp_keepalive = 1  # a node that lost power never closes its connections
+        router.tcp_keepalive_idle = 30
+        router.tcp_keepalive_intvl = 10
+        router.tcp_keepalive_cnt = 3
+        router.backlog = 1024  # a whole cluster connects at once
+        return router
+
+    # --- messages --------------------------------------------------------------------------------
+
+    def poll(self, timeout_s: float | None, max_messages: int = 1000) -> list[Incoming]:
+        """What has arrived; waits for it at most `timeout_s` (None: for ever). May return early with nothing."""
+        timeout_ms = None if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999))
+        ready = dict(self._poller.poll(timeout_ms))
+        if self._zap in ready:
+            self._answer_handshakes()
+        if self._monitor in ready:
+            self._read_monitor()
+        arrived: list[Incoming] = []
+        if self._router in ready:
+            self._drain(arrived, max_messages)
+        return arrived
+
+    def _drain(self, arrived: list[Incoming], max_messages: int) -> None:
+        for _ in range(max_messages):
+            try:
+                parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            identity = parts[0].bytes
+            try:
+                incoming = self._read(identity, [part.buffer for part in parts[1:]])
+            except BadMessage as error:
+                self._complain("bad_messages", f"from {identity[:80]!r}: {error}")
+                continue
+            if incoming is not None:
+                arrived.append(incoming)
+
+    def _read(self, identity: bytes, parts: list[memoryview]) -> Incoming | None:
+        if any(part.nbytes > self._max_frame_bytes for part in parts):
+            self._complain("oversized", f"frame beyond {self._max_frame_bytes} bytes from {identity[:80]!r}")
+            return None
+        if not 1 <= len(parts) <= MAX_FRAMES:
+            raise BadMessage(f"{len(parts)} frames, expected 1 to {MAX_FRAMES}")
+        message = messages.decode(parts[0])
+        name, _, incarnation = identity.decode(errors="replace").partition("#")
+        if isinstance(message, messages.Hello) and (name, incarnation) != (message.name, message.incarnation):
+            raise BadMessage(f"Hello of {message.name!r} under another's identity")
+        if identity in self._superseded:
+            self._complain("superseded", f"{name}: message of a process that another one replaced")
+            self._send_raw(identity, messages.Refused(f"another process took over the name {name}"))
+            return None
+        if self._routes.get(name) != identity and not isinstance(message, messages.Hello):
+            self._complain("unknown", f"{type(message).__name__} from {name!r}, which has not said Hello")
+            self._send_raw(identity, messages.WhoAreYou())
+            return None
+        return name, message, list(parts[1:])
+
+    def send(self, name: str, message: Message, *frames: Frame) -> bool:
+        """False: not admitted, vanished, or it stopped reading. Never raises for what a peer did."""
+        identity = self._routes.get(name)
+        if identity is None or not self._send_raw(identity, message, *frames):
+            self.counters["unreachable"] += 1
+            return False
+        return True
+
+    def _send_raw(self, identity: bytes, message: Message, *frames: Frame) -> bool:
+        try:
+            self._router.send_multipart([identity, messages.encode(message), *frames], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                return False
+            raise
+        return True
+
+    # --- routes, as `members` decides them ---------------------------------------------------------
+
+    def admit(self, name: str, incarnation: str) -> None:
+        """This process carries `name` from now on; an earlier one is refused whatever it says."""
+        identity = identity_of(name, incarnation)
+        earlier = self._newest.get(name)
+        if earlier is not None and earlier != identity:
+            self._send_raw(earlier, messages.Refused(f"another process took over the name {name}"))
+            self._superseded.add(earlier)
+        self._routes[name] = self._newest[name] = identity
+
+    def refuse(self, name: str, incarnation: str, reason: str) -> None:
+        self.counters["refused_hellos"] += 1
+        self._send_raw(identity_of(name, incarnation), messages.Refused(reason))
+
+    def forget(self, name: str) -> None:
+        """It is lost. If it speaks again it is asked who it is."""
+        self._routes.pop(name, None)
+
+    # --- handshakes ----------------------------------------------------------------------------------
+
+    def _answer_handshakes(self) -> None:
+        """ZAP (ZeroMQ RFC 27): each CURVE handshake asks here whether the client's key is known."""
+        while True:
+            try:
+                request = self._zap.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            version, number, _domain, address, _identity, mechanism = request[:6]
+            admitted = mechanism == b"CURVE" and z85.encode(request[6]).decode() == self._admitted_key
+            if not admitted:
+                self._log_sometimes("zap", f"handshake from {address.decode(errors='replace')} with an unknown key")
+            code, text = (b"200", b"OK") if admitted else (b"400", b"unknown key")
+            self._zap.send_multipart([version, number, code, text, b"worker" if admitted else b"", b""])
+
+    def _read_monitor(self) -> None:
+        while self._monitor.poll(0):
+            event = zmq.utils.monitor.recv_monitor_message(self._monitor)
+            failure = HANDSHAKE_FAILURES.get(int(event["event"]))
+            if failure is not None:
+                self._complain("refused_handshakes", failure)
+            else:
+                self.counters["disconnects"] += 1
+
+    # --- complaints ------------------------------------------------------------------------------------
+
+    def _complain(self, counter: str, text: str) -> None:
+        self.counters[counter] += 1
+        self._log_sometimes(counter, f"{text} ({counter}: {self.counters[counter]})")
+
+    def _log_sometimes(self, kind: str, text: str) -> None:
+        """One line per kind in `LOG_EVERY_S`: a peer that sends garbage in a loop must not fill the disk."""
+        now = time.monotonic()
+        if now - self._logged_s.get(kind, -LOG_EVERY_S) >= LOG_EVERY_S:
+            self._logged_s[kind] = now
+            log.warning("refused: %s", text)
+
+    def close(self) -> None:
+        self._router.disable_monitor()
+        self._monitor.close(0)
+        self._router.close()
+        self._zap.close(0)
+        self._context.term()

@@ -1,0 +1,331 @@
+"""A worker's end of the star: one DEALER to the controller, owned by a thread of its own.
+
+Owns registration, heartbeats, reconnecting and the detection of a silent controller. The role's main thread
+calls `send` and `recv` and may be busy for as long as it likes: the thread keeps telling that it lives.
+Knows nothing of roles.
+
+    main thread                       I/O thread                            controller
+    send() -> outbox, wake-up ------> DEALER ----------------------------->
+    recv() <- inbox, eventfd <------- DEALER <-----------------------------
+
+When the connection broke or the controller lost sight of us, messages may be gone in both directions. The link
+then says Hello again and hands `WhoAreYou` to the role: drop what you were doing, it is issued again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import zmq
+import zmq.utils.monitor
+
+from rollart_hpc.errors import SiteError
+from rollart_hpc.types import Frame
+from rollart_hpc.wire import messages
+from rollart_hpc.wire.hub import identity_of
+from rollart_hpc.wire.keys import ClientKeys
+from rollart_hpc.wire.messages import (
+    MAX_FRAME_BYTES,
+    MAX_FRAMES,
+    AnyMessage,
+    BadMessage,
+    Bye,
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    Message,
+    Refused,
+    Welcome,
+    WhoAreYou,
+)
+
+log = logging.getLogger(__name__)
+
+Received = tuple[AnyMessage, list[Frame]]
+
+
+class LinkClosed(SiteError):
+    """The controller is gone or does not want us: the process has to end."""
+
+
+class Wakeup:
+    """An eventfd: readable from `set` until `clear`, by any thread and any selector."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def set(self) -> None:
+        os.eventfd_write(self.fd, 1)
+
+    def clear(self) -> None:
+        try:
+            os.eventfd_read(self.fd)
+        except BlockingIOError:
+            pass
+
+    def wait(self, timeout_s: float | None) -> None:
+        poll = select.poll()  # not select(): descriptors may lie beyond 1024
+        poll.register(self.fd, select.POLLIN)
+        poll.poll(None if timeout_s is None else int(timeout_s * 1000) + 1)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class Link:
+    def __init__(self, address: str, keys: ClientKeys, hello: Hello, *, welcome_timeout_s: float = 60.0) -> None:
+        self.clock_offset_s = 0.0  # controller's monotonic clock minus ours
+        self.closed_reason: str | None = None
+        self._address = address
+        self._hello = hello
+        self._lock = threading.Lock()
+        self._inbox: deque[Received] = deque()
+        self._outbox: deque[list[Frame]] = deque()
+        self._incoming = Wakeup()
+        self._outgoing = Wakeup()
+        self._welcomed = threading.Event()
+        self._bye: str | None = None
+        self._last_failure = "no answer"
+        self._heartbeat_s = 1.0
+        self._silence_s = float("inf")  # until Welcome tells
+        self._connected = False
+        self._hello_waits = True  # sent, not yet answered
+        self._best_round_trip_s = float("inf")
+        self._context = zmq.Context()
+        self._dealer = self._make_dealer(keys)
+        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+        self._thread.start()
+        self._await_welcome(welcome_timeout_s)
+
+    def _make_dealer(self, keys: ClientKeys) -> zmq.Socket[bytes]:
+        dealer = self._context.socket(zmq.DEALER)
+        dealer.identity = identity_of(self._hello.name, self._hello.incarnation)
+        dealer.curve_publickey = keys.public.encode()
+        dealer.curve_secretkey = keys.secret.encode()
+        dealer.curve_serverkey = keys.server_public.encode()
+        # Far above what credits allow in flight; when it is full the rest waits in the outbox, in order.
+        dealer.sndhwm = 10_000
+        dealer.rcvhwm = 10_000
+        dealer.maxmsgsize = MAX_FRAME_BYTES
+        dealer.linger = 1000  # ms at close, for the last result and Bye
+        dealer.reconnect_ivl = 100
+        dealer.reconnect_ivl_max = 2000
+        dealer.tcp_keepalive = 1
+        dealer.tcp_keepalive_idle = 30
+        dealer.tcp_keepalive_intvl = 10
+        dealer.tcp_keepalive_cnt = 3
+        return dealer
+
+    def _await_welcome(self, timeout_s: float) -> None:
+        self._welcomed.wait(timeout_s)
+        if self.closed_reason is not None:
+            reason = self.closed_reason
+            self.close(reason)
+            raise LinkClosed(f"{self._hello.name}: {reason}")
+        if not self._welcomed.is_set():
+            self.close("no Welcome")
+            raise SiteError(
+                f"{self._hello.name}: no Welcome from {self._address} in {timeout_s:g} s ({self._last_failure})",
+                "is the controller of this attempt alive, and is the address reachable from this node?",
+            )
+
+    # --- main thread -----------------------------------------------------------------------------
+
+    def send(self, message: Message, *frames: Frame) -> None:
+        """From any thread; never blocks. The frames must not be changed afterwards."""
+        if len(frames) >= MAX_FRAMES or any(memoryview(frame).nbytes > MAX_FRAME_BYTES for frame in frames):
+            raise ValueError(f"{type(message).__name__}: too many or too large frames")
+        if self._bye is not None:
+            return  # a thread of the role that outlives the link
+        self._outbox.append([messages.encode(message), *frames])
+        self._outgoing.set()
+
+    def recv(self, timeout_s: float | None = None) -> Received | None:
+        """The next message, or None after `timeout_s` (None: wait for ever). Raises LinkClosed at the end."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            received = self._pop()
+            if received is not None:
+                return received
+            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return None
+            self._incoming.wait(left_s)
+
+    def _pop(self) -> Received | None:
+        with self._lock:
+            if self._inbox:
+                received = self._inbox.popleft()
+                if not self._inbox and self.closed_reason is None:
+                    self._incoming.clear()
+                return received
+            if self.closed_reason is not None:
+                raise LinkClosed(f"{self._hello.name}: {self.closed_reason}")
+            self._incoming.clear()
+            return None
+
+    def fileno(self) -> int:
+        """Readable while messages wait, and for good once the link is closed: for selectors."""
+        return self._incoming.fd
+
+    def close(self, reason: str = "done") -> None:
+        """Sends what is queued, then Bye. May be called twice."""
+        if self._bye is not None:
+            return
+        self._bye = reason
+        self._outgoing.set()
+        self._thread.join()
+        self._context.term()
+        self._incoming.close()
+        self._outgoing.close()
+
+    # --- I/O thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        monitor = self._dealer.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED
+            | zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        )
+        try:
+            self._dealer.connect(self._address)
+            self._say_hello()
+            self._serve(monitor)
+        except Exception as error:  # whatever it is, the main thread must not wait for ever
+            log.exception("link thread failed")
+            self._end(f"link failed: {error}")
+        finally:
+            self._dealer.disable_monitor()
+            monitor.close(0)
+            self._dealer.close()
+
+    def _serve(self, monitor: zmq.Socket[bytes]) -> None:
+        poller = zmq.Poller()
+        poller.register(self._outgoing.fd, zmq.POLLIN)
+        poller.register(monitor, zmq.POLLIN)
+        poller.register(self._dealer, zmq.POLLIN)
+        heard_s = beaten_s = woken_s = time.monotonic()
+        while self._bye is None and self.closed_reason is None:
+            due_s = min(beaten_s + self._heartbeat_s, heard_s + self._silence_s)
+            wait_s = max(0.0, due_s - time.monotonic())
+            ready = dict(poller.poll(int(wait_s * 1000) + 1))
+            now = time.monotonic()
+            if now - woken_s > wait_s + self._silence_s / 2:
+                heard_s = now  # it was this process that stood still, not the controller
+            woken_s = now
+            if self._outgoing.fd in ready:
+                self._outgoing.clear()
+            if monitor in ready:
+                self._read_monitor(monitor)
+            if self._dealer in ready and self._read_all():
+                heard_s = now
+            if now - beaten_s >= self._heartbeat_s:
+                beaten_s = now
+                if self._welcomed.is_set():
+                    self._put([messages.encode(Heartbeat(now))])
+            blocked = not self._flush()
+            poller.modify(self._dealer, zmq.POLLIN | (zmq.POLLOUT if blocked else 0))
+            if now - heard_s > self._silence_s:
+                self._end(f"the controller has been silent for {self._silence_s:g} s")
+        self._flush()
+        if self.closed_reason is None:
+            self._put([messages.encode(Bye(self._bye or ""))])
+
+    def _put(self, parts: Sequence[Frame]) -> bool:
+        try:
+            self._dealer.send_multipart(list(parts), zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        return True
+
+    def _flush(self) -> bool:
+        while self._outbox:
+            if not self._put(self._outbox[0]):
+                return False
+            self._outbox.popleft()
+        return True
+
+    def _read_all(self) -> bool:
+        """True if anything was ours."""
+        heard = False
+        while True:
+            try:
+                parts = self._dealer.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return heard
+            try:
+                message = messages.decode(parts[0].buffer)
+            except BadMessage as error:
+                log.warning("from the controller: %s", error)
+                continue
+            heard = True
+            self._receive(message, [part.buffer for part in parts[1:]])
+
+    def _receive(self, message: AnyMessage, frames: list[Frame]) -> None:
+        if isinstance(message, HeartbeatAck):
+            self._measure_clock(message)
+        elif isinstance(message, Welcome):
+            self._welcome(message)
+        elif isinstance(message, WhoAreYou):
+            if not self._hello_waits:  # else it answers what we sent before our Hello
+                self._say_hello()
+        elif isinstance(message, Refused):
+            self._end(f"refused: {message.reason}")
+        else:
+            self._deliver(message, frames)
+
+    def _say_hello(self) -> None:
+        self._hello_waits = True
+        self._put([messages.encode(self._hello)])
+
+    def _welcome(self, message: Welcome) -> None:
+        self._hello_waits = False
+        self._heartbeat_s, self._silence_s = message.heartbeat_s, message.silence_s
+        if not self._welcomed.is_set():
+            self.clock_offset_s = message.clock_s - time.monotonic()
+            self._welcomed.set()
+        else:
+            self._deliver(WhoAreYou(), [])
+
+    def _measure_clock(self, ack: HeartbeatAck) -> None:
+        """The fastest round trip tells the offset best. Forgets slowly, for clocks that drift."""
+        now = time.monotonic()
+        round_trip_s = now - ack.sent_s
+        if round_trip_s <= self._best_round_trip_s:
+            self.clock_offset_s = ack.clock_s - (ack.sent_s + now) / 2
+            self._best_round_trip_s = round_trip_s
+        self._best_round_trip_s *= 1.01
+
+    def _read_monitor(self, monitor: zmq.Socket[bytes]) -> None:
+        while monitor.poll(0):
+            event = int(zmq.utils.monitor.recv_monitor_message(monitor)["event"])
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self._end("the controller does not admit our key: it belongs to another attempt")
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._connected = True
+            elif event == zmq.EVENT_DISCONNECTED:
+                if self._connected:  # and not a handshake that failed
+                    log.warning("connection to the controller broke, joining again")
+                    self._say_hello()
+                self._connected = False
+            else:
+                self._last_failure = "the handshake failed: wrong key or not a controller"
+
+    def _deliver(self, message: AnyMessage, frames: list[Frame]) -> None:
+        with self._lock:
+            self._inbox.append((message, frames))
+            self._incoming.set()
+
+    def _end(self, reason: str) -> None:
+        with self._lock:
+            self.closed_reason = reason
+            self._incoming.set()
+        self._welcomed.set()

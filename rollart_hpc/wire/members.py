@@ -1,0 +1,134 @@
+"""Who takes part in the run. Owns registration, heartbeats and silence; owns no socket and no clock.
+
+Hello       right package, attempt, role          -> Joined  (Welcome)
+            a live name, another process          -> Lost(old), Joined(new)
+            a live name, the same process again   -> Lost, Joined: its connection broke, messages may be gone
+            anything wrong                        -> no event (Refused, the sender exits)
+Heartbeat   -> acknowledged
+Bye, Exited -> Lost
+silence     -> Lost at the next tick
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, get_args
+
+import rollart_hpc
+from rollart_hpc.types import Role
+from rollart_hpc.wire.messages import Bye, Exited, Heartbeat, HeartbeatAck, Hello, Message, Welcome
+
+ROLES = frozenset(get_args(Role)) - {"controller"}
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+INCARNATION = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Router(Protocol):
+    """What `Members` needs of the hub."""
+
+    def send(self, name: str, message: Message) -> bool: ...
+    def admit(self, name: str, incarnation: str) -> None: ...
+    def refuse(self, name: str, incarnation: str, reason: str) -> None: ...
+    def forget(self, name: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    hello: Hello
+    reason: str
+
+
+class Members:
+    def __init__(
+        self,
+        router: Router,
+        *,
+        attempt: int,
+        heartbeat_s: float = 1.0,
+        silence_s: float = 20.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._router = router
+        self._attempt = attempt
+        self._heartbeat_s = heartbeat_s
+        self._silence_s = silence_s
+        self._clock = clock
+        self._hellos: dict[str, Hello] = {}
+        self._heard_s: dict[str, float] = {}
+        self._ticked_s = clock()
+
+    @property
+    def alive(self) -> dict[str, Hello]:
+        return dict(self._hellos)
+
+    def handle(self, name: str, message: Message) -> list[Joined | Lost]:
+        """Every message passes through here: each one is a sign of life."""
+        if isinstance(message, Hello):
+            return self._hello(name, message)
+        if name not in self._hellos:
+            return []
+        self._heard_s[name] = self._clock()
+        if isinstance(message, Heartbeat):
+            self._router.send(name, HeartbeatAck(message.sent_s, self._clock()))
+        elif isinstance(message, Bye):
+            return self._lose(name, f"said bye: {message.reason}")
+        elif isinstance(message, Exited):
+            gone = self._hellos.get(message.name)
+            if gone is not None and gone.incarnation == message.incarnation:
+                return self._lose(message.name, f"exited with code {message.code}")
+        return []
+
+    def tick(self, now: float) -> list[Joined | Lost]:
+        """Call after the hub is drained, at least every `silence_s / 2`."""
+        if now - self._ticked_s > self._silence_s / 2:
+            # It was this process that stood still: what the others sent meanwhile may not be read yet.
+            self._heard_s = dict.fromkeys(self._heard_s, now)
+        self._ticked_s = now
+        silent = [name for name, heard_s in self._heard_s.items() if now - heard_s > self._silence_s]
+        return [event for name in silent for event in self._lose(name, f"silent for {self._silence_s:g} s")]
+
+    def lose(self, name: str, reason: str) -> list[Joined | Lost]:
+        """For a caller who knows better, e.g. after a send that found nobody."""
+        return self._lose(name, reason) if name in self._hellos else []
+
+    def _hello(self, name: str, hello: Hello) -> list[Joined | Lost]:
+        problem = self._problem(hello)
+        if problem:
+            self._router.refuse(name, hello.incarnation, problem)
+            return []
+        events: list[Joined | Lost] = []
+        earlier = self._hellos.get(name)
+        if earlier is not None:
+            again = earlier.incarnation == hello.incarnation
+            events.append(Lost(earlier, "its connection broke" if again else "replaced by a newer process"))
+        self._router.admit(name, hello.incarnation)
+        self._hellos[name] = hello
+        self._heard_s[name] = self._clock()
+        self._router.send(name, Welcome(self._heartbeat_s, self._silence_s, self._clock()))
+        return [*events, Joined(hello)]
+
+    def _problem(self, hello: Hello) -> str:
+        if not NAME.fullmatch(hello.name) or not INCARNATION.fullmatch(hello.incarnation):
+            return f"{hello.name!r}/{hello.incarnation!r}: not a name"
+        if hello.role not in ROLES:
+            return f"unknown role {hello.role!r}"
+        if hello.package != rollart_hpc.__version__:
+            return f"package version {hello.package}, the controller runs {rollart_hpc.__version__}"
+        if hello.attempt != self._attempt:
+            return f"attempt {hello.attempt} is over, the run is at attempt {self._attempt}"
+        if hello.capacity < 0:
+            return f"capacity {hello.capacity}"
+        return ""
+
+    def _lose(self, name: str, reason: str) -> list[Joined | Lost]:
+        del self._heard_s[name]
+        self._router.forget(name)
+        return [Lost(self._hellos.pop(name), reason)]

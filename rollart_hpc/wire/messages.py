@@ -1,0 +1,400 @@
+"""Every message of the run, and how its header is written. Owns the protocol; opens no socket.
+
+A message is `[header, payload, payload, ...]`: the header is one byte of protocol version and a
+msgpack-encoded struct from this file, payloads are raw arrays that the hub forwards untouched.
+`frames` in a docstring lists the payloads. `issue` counts how often a trajectory was handed out:
+a worker's answer for an older issue is dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+from rollart_hpc.types import Frame
+
+PROTOCOL = 1
+MAX_FRAME_BYTES = 64 << 20
+MAX_FRAMES = 4096
+
+
+class BadMessage(Exception):
+    """A frame that is not one of ours. Logged and counted by the hub; the run goes on."""
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
+    pass
+
+
+# --- membership ------------------------------------------------------------------------------
+
+
+class Hello(Message):
+    """worker -> controller, first message and again after `WhoAreYou`."""
+
+    role: str
+    name: str  # unique in the run, e.g. "engine-compute-0"; also the socket's identity
+    node: str
+    pool: str  # hardware class of an engine, "" otherwise
+    capacity: int  # requests in flight at most: the credits the controller may spend
+    package: str
+    attempt: int
+    incarnation: str  # differs for every process start
+    pid: int
+    version: int = -1  # trainer: policy_version loaded; -1 = none
+    digest: str = ""  # trainer: digest of the weights loaded
+    address: str = ""  # host to reach this process's data plane
+
+
+class Welcome(Message):
+    heartbeat_s: float
+    silence_s: float  # no word from the controller for so long: exit
+    clock_s: float  # controller's monotonic clock, for the trace
+
+
+class Refused(Message):
+    """The sender must exit with this reason: older attempt, other package version, duplicate name."""
+
+    reason: str
+
+
+class WhoAreYou(Message):
+    """controller -> a worker it does not know (any more): say Hello again."""
+
+
+class Heartbeat(Message):
+    sent_s: float  # sender's monotonic clock
+
+
+class HeartbeatAck(Message):
+    sent_s: float  # copied from the Heartbeat
+    clock_s: float  # controller's monotonic clock
+
+
+class Bye(Message):
+    reason: str
+
+
+class Stop(Message):
+    """controller -> worker: finish cleanly and exit 0."""
+
+    reason: str
+
+
+class Exited(Message):
+    """supervisor -> controller: a process is gone (faster than missing heartbeats)."""
+
+    name: str
+    incarnation: str
+    code: int
+
+
+class Drain(Message):
+    """supervisor -> controller: save a checkpoint as soon as a step ends, then stop the run (`reason`: cancelled, limit)."""
+
+    reason: str
+
+
+# --- environments ----------------------------------------------------------------------------
+
+
+class Play(Message):
+    """controller -> env worker: play one trajectory."""
+
+    trajectory: str
+    issue: int
+    task: str
+    seed: int  # seed of the environment, shared by the group
+    sample_seed: int  # seed of this member's sampling; turn t samples with (sample_seed, t)
+    temperature: float
+    purpose: str
+
+
+class Cancel(Message):
+    """controller -> env worker: close it at once, no answer wanted."""
+
+    trajectory: str
+    issue: int
+    reason: str
+
+
+class TurnWanted(Message):
+    """env worker -> controller. frames: new ids (int32), i.e. all ids if `full`, else those behind the prefix."""
+
+    trajectory: str
+    issue: int
+    turn: int
+    prefix_tokens: int
+    prefix_hash: int  # types of hash: wire.prefix.PrefixHash
+    num_new_tokens: int
+    max_new_tokens: int
+    full: bool
+    env_s: float = 0.0  # how long the environment took for this turn
+
+
+class Resend(Message):
+    """controller -> env worker: ask for this turn again, with all tokens."""
+
+    trajectory: str
+    issue: int
+    turn: int
+
+
+class Ended(Message):
+    """env worker -> controller. frames: transcript (msgpack), ids, logprobs, versions (all samples one after the other)."""
+
+    trajectory: str
+    issue: int
+    status: str  # "done" or a failure: see flow.drops
+    detail: str
+    num_turns: int
+    num_tokens: int
+    sample_lengths: list[int]
+    reset_s: float = 0.0
+    env_s: float = 0.0
+
+
+# --- engines ---------------------------------------------------------------------------------
+
+
+class Generate(Message):
+    """controller -> engine. frames: new ids (int32), as in TurnWanted."""
+
+    request: int
+    trajectory: str
+    prefix_tokens: int
+    prefix_hash: int
+    full: bool
+    max_new_tokens: int
+    temperature: float
+    seed: int  # used only if the run is deterministic
+
+
+class Abort(Message):
+    """controller -> engine: stop this request in mid-decode; no answer wanted."""
+
+    request: int
+
+
+class Forget(Message):
+    """controller -> engine: these trajectories ended, free what is kept of them."""
+
+    trajectories: list[str]
+
+
+class PrefixMissing(Message):
+    request: int
+
+
+class Generated(Message):
+    """engine -> controller -> env worker. frames: ids, logprobs, versions of the sampled tokens."""
+
+    request: int
+    trajectory: str
+    finish: str  # "stop" (end-of-turn token sampled, included) or "length"
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
+# --- weights ---------------------------------------------------------------------------------
+
+
+class Published(Message):
+    """trainer -> controller: staged: the buckets lie in its node's shared memory; direct: ready to send."""
+
+    attempt: int
+    version: int
+    num_bytes: int
+    seconds: float
+
+
+class Adopt(Message):
+    """controller -> relay of the trainer's node: these weights are yours now."""
+
+    attempt: int
+    version: int
+
+
+class Held(Message):
+    """relay -> controller: engines on my node may install these."""
+
+    attempt: int
+    version: int
+    num_bytes: int
+    seconds: float
+
+
+class TransferOffer(Message):
+    """controller -> source (relay, or trainer if direct): open a rendezvous for `size` ranks; you are rank 0."""
+
+    epoch: int
+    attempt: int
+    version: int
+    size: int
+
+
+class TransferReady(Message):
+    epoch: int
+    host: str
+    port: int
+
+
+class TransferJoin(Message):
+    """controller -> target (relay, or engine if direct)."""
+
+    epoch: int
+    attempt: int
+    version: int
+    rank: int
+    size: int
+    host: str
+    port: int
+
+
+class TransferFailed(Message):
+    """source or target -> controller: the collective of this epoch broke."""
+
+    epoch: int
+    reason: str
+
+
+class TransferSent(Message):
+    """source -> controller: all buckets of this epoch are out."""
+
+    epoch: int
+    num_bytes: int
+    seconds: float
+
+
+class Install(Message):
+    """controller -> engine: install from the node's shared memory."""
+
+    attempt: int
+    version: int
+
+
+class Installed(Message):
+    attempt: int
+    version: int
+    num_bytes: int
+    seconds: float
+    exposed_s: float  # how long generation stood still
+
+
+class InstallFailed(Message):
+    attempt: int
+    version: int
+    reason: str
+
+
+# --- rewards ---------------------------------------------------------------------------------
+
+
+class ScoreWanted(Message):
+    """controller -> reward worker. frames: transcript."""
+
+    trajectory: str
+    issue: int
+    task: str
+
+
+class Scored(Message):
+    trajectory: str
+    issue: int
+    reward: float
+    success: bool
+    seconds: float
+
+
+class ScoreFailed(Message):
+    trajectory: str
+    issue: int
+    reason: str
+
+
+# --- training --------------------------------------------------------------------------------
+
+
+class BatchWanted(Message):
+    """trainer -> controller: at `version` and ready for the step version -> version + 1."""
+
+    version: int
+
+
+class ChunkItem(Message):
+    """One trajectory of a chunk. Its frames are ids, logprobs, versions, split into `sample_lengths`."""
+
+    trajectory: str
+    group: int
+    task: str
+    reward: float
+    sample_lengths: list[int]
+
+
+class Chunk(Message):
+    """controller -> trainer. frames: three per item, in order. Whole groups only; `last` ends the batch."""
+
+    step: int
+    index: int
+    items: list[ChunkItem]
+    last: bool
+
+
+class Committed(Message):
+    """trainer -> controller: the optimizer step version -> version + 1 is done."""
+
+    step: int
+    version: int  # the new one: step + 1
+    parent_digest: str
+    digest: str
+    metrics: dict[str, float]
+    wait_s: float  # time spent waiting for chunks
+    train_s: float
+
+
+class Save(Message):
+    """controller -> trainer: write your part of the checkpoint into this directory (it exists)."""
+
+    version: int
+    directory: str
+
+
+class Saved(Message):
+    version: int
+    error: str  # "" = good
+
+
+AnyMessage = Union[
+    Hello, Welcome, Refused, WhoAreYou, Heartbeat, HeartbeatAck, Bye, Stop, Exited, Drain,
+    Play, Cancel, TurnWanted, Resend, Ended,
+    Generate, Abort, Forget, PrefixMissing, Generated,
+    Published, Adopt, Held, TransferOffer, TransferReady, TransferJoin, TransferFailed, TransferSent,
+    Install, Installed, InstallFailed,
+    ScoreWanted, Scored, ScoreFailed,
+    BatchWanted, Chunk, Committed, Save, Saved,
+]  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(AnyMessage)
+_PREFIX = bytes([PROTOCOL])
+
+
+def encode(message: Message) -> bytes:
+    return _PREFIX + _encoder.encode(message)
+
+
+def decode(header: Frame) -> AnyMessage:
+    view = memoryview(header)
+    if len(view) < 2:
+        raise BadMessage("empty header")
+    if view[0] != PROTOCOL:
+        raise BadMessage(f"protocol version {view[0]}, expected {PROTOCOL}")
+    try:
+        message: AnyMessage = _decoder.decode(view[1:])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadMessage(f"header does not parse: {error}") from None
+    return message

@@ -1,0 +1,67 @@
+"""A controller without a core: hub and members in a thread, events recorded, every `Resend` echoed as `Stop`."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+import uuid
+
+import rollart_hpc
+from rollart_hpc.types import Frame
+from rollart_hpc.wire.hub import Hub
+from rollart_hpc.wire.keys import ClientKeys, ServerKeys, new_keys
+from rollart_hpc.wire.members import Joined, Lost, Members
+from rollart_hpc.wire.messages import AnyMessage, Heartbeat, Hello, Resend, Stop
+
+HEARTBEAT_S = 0.05
+SILENCE_S = 0.6
+
+
+def make_hello(name: str = "env-0", **changes: object) -> Hello:
+    fields: dict[str, object] = {
+        "role": "env", "name": name, "node": "here", "pool": "", "capacity": 4, "package": rollart_hpc.__version__,
+        "attempt": 1, "incarnation": uuid.uuid4().hex, "pid": os.getpid(),
+    }  # fmt: skip
+    return Hello(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+class Controller:
+    def __init__(self, server: ServerKeys, client: ClientKeys, max_frame_bytes: int = 100_000) -> None:
+        self.hub = Hub("127.0.0.1", server, max_frame_bytes=max_frame_bytes)
+        self.server, self.client = server, client
+        self.address = f"tcp://127.0.0.1:{self.hub.port}"
+        self.members = Members(self.hub, attempt=1, heartbeat_s=HEARTBEAT_S, silence_s=SILENCE_S)
+        self.events: queue.Queue[Joined | Lost] = queue.Queue()
+        self.messages: queue.Queue[tuple[str, AnyMessage, list[Frame]]] = queue.Queue()
+        self.calls: queue.Queue[object] = queue.Queue()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            for name, message, frames in self.hub.poll(0.02):
+                for event in self.members.handle(name, message):
+                    self.events.put(event)
+                if isinstance(message, Resend):
+                    self.hub.send(name, Stop(message.trajectory), *frames)
+                if not isinstance(message, Heartbeat | Hello):
+                    self.messages.put((name, message, frames))
+            for event in self.members.tick(time.monotonic()):
+                self.events.put(event)
+
+    def event(self, timeout_s: float = 10.0) -> Joined | Lost:
+        return self.events.get(timeout=timeout_s)
+
+    def counted(self, counter: str, at_least: int = 1) -> int:
+        deadline_s = time.monotonic() + 10
+        while self.hub.counters[counter] < at_least and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        return self.hub.counters[counter]
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.hub.close()

@@ -1,0 +1,176 @@
+"""The hub against real sockets: what is ours goes through, all else is refused, counted, and the run goes on."""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+import pytest
+import zmq
+
+from rollart_hpc.errors import SiteError
+from rollart_hpc.wire.hub import Hub, identity_of
+from rollart_hpc.wire.keys import ClientKeys, new_keys
+from rollart_hpc.wire.link import Link
+from rollart_hpc.wire.members import Joined
+from rollart_hpc.wire.messages import MAX_FRAMES, Refused, Resend, Stop, WhoAreYou, decode, encode
+from tests.wire.star import Controller, make_hello
+
+
+class Peer:
+    """A bare socket with the right key (or none), to send what `Link` never would."""
+
+    def __init__(self, controller: Controller, name: str = "odd-0", keys: ClientKeys | None = None) -> None:
+        self.hello = make_hello(name)
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.rcvtimeo = 10_000
+        self.socket.identity = identity_of(name, self.hello.incarnation)
+        if keys is not None:
+            self.socket.curve_publickey = keys.public.encode()
+            self.socket.curve_secretkey = keys.secret.encode()
+            self.socket.curve_serverkey = keys.server_public.encode()
+        self.socket.connect(controller.address)
+
+    def close(self) -> None:
+        self.socket.close()
+        self.context.term()
+
+
+def run_goes_on(controller: Controller) -> None:
+    link = Link(controller.address, controller.client, make_hello("good-0"))
+    link.send(Resend("still here", 0, 0), b"payload")
+    received = link.recv(10)
+    assert received is not None and received[0] == Stop("still here") and bytes(received[1][0]) == b"payload"
+    link.close()
+
+
+def test_payloads_pass_untouched_and_in_order(controller: Controller) -> None:
+    link = Link(controller.address, controller.client, make_hello())
+    for number in range(200):
+        link.send(Resend(str(number), 0, 0), bytes([number]) * number, b"")
+    for number in range(200):
+        received = link.recv(10)
+        assert received is not None
+        message, frames = received
+        assert message == Stop(str(number)) and [bytes(f) for f in frames] == [bytes([number]) * number, b""]
+    link.close()
+
+
+def test_stranger_without_a_key(controller: Controller) -> None:
+    stranger = Peer(controller)
+    stranger.socket.send(encode(stranger.hello))
+    assert controller.counted("refused_handshakes") >= 1
+    run_goes_on(controller)
+    stranger.close()
+    assert "odd-0" not in controller.members.alive
+
+
+def test_stranger_with_a_wrong_key(controller: Controller) -> None:
+    _, other = new_keys()
+    stranger = Peer(controller, keys=ClientKeys(other.public, other.secret, controller.client.server_public))
+    stranger.socket.send(encode(stranger.hello))
+    assert controller.counted("refused_handshakes") >= 1
+    run_goes_on(controller)
+    stranger.close()
+    assert "odd-0" not in controller.members.alive
+
+
+def test_stranger_that_speaks_http(controller: Controller) -> None:
+    with socket.create_connection(("127.0.0.1", controller.hub.port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 10)
+        stranger.settimeout(10)
+        while stranger.recv(4096):
+            pass
+    assert controller.counted("refused_handshakes") >= 1
+    run_goes_on(controller)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[b""], [b"\x01"], [b"\x02" + encode(WhoAreYou())[1:]], [b"\x01\xff\xff garbage"], [encode(WhoAreYou())[:-1]],
+     [encode(WhoAreYou())] + [b""] * MAX_FRAMES, [encode(make_hello("somebody-else"))]],
+    ids=["empty", "no body", "wrong protocol", "garbage", "cut short", "too many frames", "other's name"],
+)  # fmt: skip
+def test_bad_messages_are_counted_and_logged(
+    controller: Controller, parts: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    peer = Peer(controller, keys=controller.client)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            peer.socket.send_multipart(parts)
+        assert controller.counted("bad_messages", 3) == 3
+    assert sum("bad_messages" in line for line in caplog.messages) == 1  # rate-limited
+    run_goes_on(controller)
+    peer.close()
+
+
+def test_oversized_frame_is_refused_and_the_peer_may_stay(controller: Controller) -> None:
+    peer = Peer(controller, keys=controller.client)
+    peer.socket.send(encode(peer.hello))
+    peer.socket.recv()
+    peer.socket.send_multipart([encode(Resend("x", 0, 0)), bytes(100_001)])
+    assert controller.counted("oversized") == 1
+    peer.socket.send_multipart([encode(Resend("fits", 0, 0)), bytes(100_000)])
+    assert decode(peer.socket.recv_multipart()[0]) == Stop("fits")
+    run_goes_on(controller)
+    peer.close()
+
+
+def test_monstrous_frame_costs_the_connection_but_not_the_run(controller: Controller) -> None:
+    peer = Peer(controller, keys=controller.client)
+    peer.socket.send_multipart([encode(Resend("x", 0, 0)), bytes(1_000_000)])
+    assert controller.counted("disconnects") >= 1
+    run_goes_on(controller)
+    peer.close()
+
+
+def test_who_never_said_hello_is_asked(controller: Controller) -> None:
+    peer = Peer(controller, keys=controller.client)
+    peer.socket.send(encode(Resend("x", 0, 0)))
+    assert isinstance(decode(peer.socket.recv_multipart()[0]), WhoAreYou)
+    assert controller.hub.counters["unknown"] == 1
+    assert controller.messages.empty()
+    peer.close()
+
+
+def test_superseded_process_is_refused_for_good(controller: Controller) -> None:
+    first, second = Peer(controller, keys=controller.client), Peer(controller, keys=controller.client)
+    for peer in (first, second):
+        peer.socket.send(encode(peer.hello))
+        peer.socket.recv_multipart()
+    assert isinstance(decode(first.socket.recv_multipart()[0]), Refused)
+    first.socket.send(encode(first.hello))  # comes back later than the newer one
+    assert isinstance(decode(first.socket.recv_multipart()[0]), Refused)
+    assert controller.hub.counters["superseded"] == 1
+    assert controller.members.alive["odd-0"].incarnation == second.hello.incarnation
+    second.socket.send(encode(Resend("mine", 0, 0)))
+    assert decode(second.socket.recv_multipart()[0]) == Stop("mine")
+    first.close()
+    second.close()
+
+
+def test_send_to_nobody_and_to_the_vanished_is_false() -> None:
+    server, client = new_keys()
+    hub = Hub("127.0.0.1", server)
+    assert hub.send("nobody", Stop("x")) is False
+    hub.admit("env-0", "gone")  # admitted, but its connection is no more
+    assert hub.send("env-0", Stop("x"), b"frame") is False
+    assert hub.counters["unreachable"] == 2
+    hub.close()
+
+
+def test_vanished_peer_after_a_conversation(controller: Controller) -> None:
+    peer = Peer(controller, keys=controller.client)
+    peer.socket.send(encode(peer.hello))
+    assert isinstance(controller.event(), Joined)
+    peer.close()
+    assert controller.counted("disconnects") == 1
+    run_goes_on(controller)
+
+
+def test_unbindable_host_is_a_site_error() -> None:
+    server, _ = new_keys()
+    with pytest.raises(SiteError, match="can't listen"):
+        Hub("203.0.113.1", server)
