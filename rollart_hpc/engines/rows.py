@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollart_hpc.engines.contract import Counters
 from rollart_hpc.engines.kv import KvCache
 from rollart_hpc.wire.prefix import prefix_hash
 
@@ -30,9 +31,10 @@ class Held:
 
 
 class Rows:
-    def __init__(self, cache: KvCache) -> None:
+    def __init__(self, cache: KvCache, counters: Counters) -> None:
         num_rows, max_len = cache.shape.num_rows, cache.shape.max_len
         self.cache = cache
+        self._counters = counters
         self.max_len = max_len
         self.ids = np.zeros((num_rows, max_len), np.int32)
         self.logprobs = np.zeros((num_rows, max_len), np.float32)
@@ -51,7 +53,6 @@ class Rows:
         self._by_trajectory: dict[str, Held] = {}
         self._free = set(range(num_rows))
         self._uses = 0
-        self.num_evicted = 0
 
     def get(self, trajectory: str) -> Held | None:
         return self._by_trajectory.get(trajectory)
@@ -60,18 +61,18 @@ class Rows:
         """True if the row begins with exactly this prefix."""
         return num_tokens <= self.tokens[held.row] and prefix_hash(self.ids[held.row, :num_tokens]) == hash_
 
-    def common(self, held: Held, ids: NDArray[np.int32]) -> int:
-        """How many tokens at the beginning are the same."""
-        size = min(len(ids), int(self.tokens[held.row]))
-        different = np.flatnonzero(self.ids[held.row, :size] != ids[:size])
-        return int(different[0]) if len(different) else size
-
     def extend(self, held: Held, keep: int, new_ids: NDArray[np.int32]) -> None:
-        """Cut the row to `keep` tokens and append. At least one token stays to be run: logits come from it."""
+        """Make the row its first `keep` tokens and `new_ids`. KV of tokens that were there already stays valid.
+
+        At least one token stays to be run, because logits come from it.
+        """
         row, end = held.row, keep + len(new_ids)
+        there = self.ids[row, keep : min(end, int(self.tokens[row]))]
+        different = np.flatnonzero(there != new_ids[: len(there)])
+        same = int(different[0]) if len(different) else len(there)
         self.ids[row, keep:end] = new_ids
         self.tokens[row] = self.start[row] = end
-        self.cached[row] = min(self.cached[row], keep, end - 1)
+        self.cached[row] = min(self.cached[row], keep + same, end - 1)
 
     def take(self, trajectory: str, preferred: int) -> Held | None:
         """A row for a new trajectory, if need be that of the idle one used longest ago. None: all rows have requests."""
@@ -80,7 +81,7 @@ class Rows:
             if not idle:
                 return None
             self.release(min(idle, key=lambda h: h.last_used))
-            self.num_evicted += 1
+            self._counters.num_evicted += 1
         row = preferred if preferred in self._free else next(iter(self._free))
         self._free.remove(row)
         held = self.held[row] = self._by_trajectory[trajectory] = Held(trajectory, row)

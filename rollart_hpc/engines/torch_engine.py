@@ -58,8 +58,8 @@ class TorchEngine:
         dtype = getattr(torch, config.dtype)
         self.model: Any = load_architecture(model_dir, self.device, dtype)
         shape = KvShape.of(self.model.config, config.kv_slots, max_len)
-        self.rows = Rows(KvCache(shape, self.device, dtype))
         self.counters = Counters()
+        self.rows = Rows(KvCache(shape, self.device, dtype), self.counters)
         self.weights_id: WeightsId | None = None
         self._weights = Weights(self.model)
         self._is_end = np.zeros(self.model.config.vocab_size, np.bool_)
@@ -78,23 +78,21 @@ class TorchEngine:
 
     def add(self, request: Request) -> bool:
         held = self.rows.get(request.trajectory)
-        if held is not None and held.live is not None:
-            self.abort(held.live.request.request)  # superseded: a trajectory has one request at a time
-        if request.full:
-            keep = 0 if held is None else self.rows.common(held, request.new_ids)
-            new_ids = request.new_ids[keep:]
-        else:
-            if held is None or not self.rows.holds(held, request.prefix_tokens, request.prefix_hash):
-                self.counters.num_prefix_missing += 1
-                return False
-            keep, new_ids = request.prefix_tokens, request.new_ids
-        if not 0 < keep + len(new_ids) < self.rows.max_len or request.max_new_tokens < 1:
+        for live in self._of({request.trajectory}):
+            self.abort(live.request.request)  # superseded: a trajectory has one request at a time
+        if not request.full and (
+            held is None or not self.rows.holds(held, request.prefix_tokens, request.prefix_hash)
+        ):  # fmt: skip
+            self.counters.num_prefix_missing += 1
+            return False
+        keep = 0 if request.full else request.prefix_tokens
+        if not 0 < keep + len(request.new_ids) < self.rows.max_len or request.max_new_tokens < 1:
             self._ended.append(Finished(request.request, request.trajectory, "length", TokenRecord.empty(), 0, 0))
             return True
         live = Live(request, held, time.monotonic())
         if held is not None:
             held.live = live
-            self.rows.extend(held, keep, new_ids)
+            self.rows.extend(held, keep, request.new_ids)
         self._live[request.request] = live
         self._waiting.append(live)
         return True
@@ -112,12 +110,15 @@ class TorchEngine:
 
     def forget(self, trajectories: Iterable[str]) -> None:
         gone = set(trajectories)
-        for live in [live for live in self._live.values() if live.request.trajectory in gone]:
+        for live in self._of(gone):
             self.abort(live.request.request)
         for trajectory in gone:
             held = self.rows.get(trajectory)
             if held is not None:
                 self.rows.release(held)
+
+    def _of(self, trajectories: set[str]) -> list[Live]:
+        return [live for live in self._live.values() if live.request.trajectory in trajectories]
 
     def busy(self) -> bool:
         can_run = self.weights_id is not None and not self._suspended
@@ -195,10 +196,10 @@ class TorchEngine:
         num_rows = len(counts)
         starts = rows.cached[:num_rows].copy()
         plan = make_plan(rows.cache, starts, counts, decoding)
-        complete = starts + counts == rows.tokens[:num_rows]
+        num_complete = int((starts + counts == rows.tokens[:num_rows]).sum())  # only the last one may be cut short
         keep: int | torch.Tensor = 0
         if num_rows > decoding:
-            keep = torch.from_numpy((np.cumsum(counts) - 1)[complete]).to(self.device)
+            keep = torch.from_numpy(np.cumsum(counts)[:num_complete] - 1).to(self.device)
         ids = torch.from_numpy(rows.ids[plan.packed_rows, plan.packed_positions]).to(self.device)
         out = self.model(
             input_ids=ids[None], position_ids=plan.positions[None], use_cache=False, logits_to_keep=keep, plan=plan
@@ -207,7 +208,8 @@ class TorchEngine:
         rows.prefilled[decoding:num_rows] += counts[decoding:]
         self.counters.num_forwards += 1
         self.counters.num_prefill_tokens += int(counts[decoding:].sum())
-        self._append(out.logits[0], np.flatnonzero(complete))
+        if num_complete:
+            self._append(out.logits[0], num_complete)
 
     def _share_budget(self) -> NDArray[np.int64]:
         """Tokens each row of this forward runs: one if it decodes, what the budget allows in row order if not."""
@@ -220,40 +222,42 @@ class TorchEngine:
             counts = counts[: np.flatnonzero(counts)[-1] + 1]
         return counts
 
-    def _append(self, logits: torch.Tensor, sampled: NDArray[np.int64]) -> None:
-        """Sample a token for each of these rows, and end those that are done."""
-        if not len(sampled):
-            return
-        rows = self.rows
-        temperature = rows.temperature[sampled]
-        is_greedy = temperature == 0
-        uniforms = None
-        if not is_greedy.all():
-            uniforms = torch.rand(len(sampled), generator=self._generator, device=self.device, dtype=torch.float64)
-        found = sample(logits, torch.from_numpy(temperature).to(self.device), uniforms, bool(is_greedy.any()))
-        ids, logprobs = found[0].cpu().numpy(), found[1].cpu().numpy()
-        position = rows.tokens[sampled]
-        rows.ids[sampled, position] = ids
-        rows.logprobs[sampled, position] = logprobs
+    def _append(self, logits: torch.Tensor, num_sampled: int) -> None:
+        """Sample a token for each of the first rows, and end those that are done."""
+        rows, these = self.rows, np.arange(num_sampled)
+        ids, logprobs = self._sample(logits, rows.temperature[:num_sampled])
+        position = rows.tokens[:num_sampled].copy()
+        rows.ids[these, position] = ids
+        rows.logprobs[these, position] = logprobs
         assert self.weights_id is not None
-        rows.versions[sampled, position] = self.weights_id.version
-        rows.tokens[sampled] += 1
-        self.counters.num_decode_tokens += len(sampled)
-        self._note_first(sampled)
+        rows.versions[these, position] = self.weights_id.version
+        rows.tokens[:num_sampled] += 1
+        self.counters.num_decode_tokens += num_sampled
+        self._note_first(num_sampled)
         is_end = self._is_end[ids]
-        is_done = is_end | (position + 1 >= rows.limit[sampled])
-        for held, stopped in [(rows.held[sampled[i]], is_end[i]) for i in np.flatnonzero(is_done)]:
+        is_done = is_end | (position + 1 >= rows.limit[:num_sampled])
+        for held, stopped in [(rows.held[i], is_end[i]) for i in np.flatnonzero(is_done)]:
             assert held is not None
             self._finish(held, "stop" if stopped else "length")
 
-    def _note_first(self, sampled: NDArray[np.int64]) -> None:
+    def _sample(
+        self, logits: torch.Tensor, temperature: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        is_greedy = temperature == 0
+        uniforms = None
+        if not is_greedy.all():
+            uniforms = torch.rand(len(logits), generator=self._generator, device=self.device, dtype=torch.float64)
+        found = sample(logits, torch.from_numpy(temperature).to(self.device), uniforms, bool(is_greedy.any()))
+        return found[0].cpu().numpy(), found[1].cpu().numpy()
+
+    def _note_first(self, num_sampled: int) -> None:
         """Rows whose prefill is through decode from now on: they follow the decoding ones without a gap."""
         now = time.monotonic()
-        for row in range(self.num_decoding, len(sampled)):
+        for row in range(self.num_decoding, num_sampled):
             held = self.rows.held[row]
             assert held is not None
             held.live.first_s = held.live.first_s or now
-        self.num_decoding = len(sampled)
+        self.num_decoding = num_sampled
 
     # --- the end of a request ------------------------------------------------------------------
 
@@ -284,7 +288,7 @@ class TorchEngine:
         self.rows.touch(held)
         hole = held.row
         free = self.rows.free_row()
-        if free is not None:
+        if free is not None and hole != self.num_running - 1:
             self.rows.exchange(hole, free)  # parked: what fills the hole need not be swapped with it
         if hole < self.num_decoding:
             self.num_decoding -= 1

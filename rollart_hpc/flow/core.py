@@ -286,15 +286,14 @@ class Core:
                 self._drop_group(group, "group_stale")
 
     def _may_serve(self, engine: Worker, trajectory: Trajectory) -> bool:
-        """An engine more than alpha behind gets no requests; in mid-trajectory weights may have to stay."""
+        """An engine more than alpha behind gets no requests, but where it installs only when idle it must finish first."""
         installed = engine.installed
         if installed is None or installed.attempt != self.attempt or engine.installing is not None:
             return False
-        if installed.version < self.version - self.policy.alpha:
-            return False
-        if self.policy.install_idle and not trajectory.engine:
-            return installed == self.publisher.newest and installed.version == self.version
-        return True
+        if not self.policy.install_idle:
+            return installed.version >= self.version - self.policy.alpha
+        has_begun_here = trajectory.engine == engine.name
+        return has_begun_here or installed == self.publisher.newest == WeightsId(self.attempt, self.version)
 
     def _may_install(self, engine: Worker) -> bool:
         foreign = engine.installed is None or engine.installed.attempt != self.attempt
@@ -316,7 +315,9 @@ class Core:
             return
         self.tally.wait_s += event.wait_s
         self.tally.train_s += event.train_s
-        for group in self.batches.commit():
+        trained = self.batches.commit()
+        self._emit(ev.RecordStep(event.version, self.attempt, tuple(trained)))
+        for group in trained:
             self._trained(group)
         self.version = event.version
         self._may_admit = True
@@ -387,7 +388,7 @@ class Core:
         if event.good:
             self.saved_version = event.version
         elif event.version == self.version:
-            self._stop("failed", f"the checkpoint of version {event.version} could not be written")
+            self._stop("failed", f"the checkpoint of version {event.version} could not be written: see the logs")
 
     def _drain_wanted(self, event: ev.DrainWanted) -> None:
         self.draining = event.reason

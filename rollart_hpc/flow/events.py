@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rollart_hpc.flow.state import Group
 from rollart_hpc.types import Role, WeightsId
 
 # --- events ----------------------------------------------------------------------------------
@@ -280,6 +281,15 @@ class SaveCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordStep:
+    """The step that made `version` is committed; these groups are in it and will never train again."""
+
+    version: int
+    attempt: int
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ValidationDone:
     version: int
 
@@ -292,5 +302,5 @@ class StopRun:
 
 Command = (
     Play | CancelPlay | AskAgain | Generate | AbortRequest | Forget | Deliver | Score | Release | SendChunk | Adopt
-    | OfferTransfer | JoinTransfer | Install | SaveCheckpoint | ValidationDone | StopRun
+    | OfferTransfer | JoinTransfer | Install | RecordStep | SaveCheckpoint | ValidationDone | StopRun
 )  # fmt: skip

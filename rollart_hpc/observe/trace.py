@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 CATEGORIES = ("prefill", "decode", "environment", "reward", "train", "weights", "wait")
 FLUSH_S = 1.0
 FLUSH_SPANS = 1000
+OFFSET_JITTER_S = 0.0005
 
 
 def category(name: str) -> str:
@@ -54,6 +55,7 @@ class Tracer:
         self._encoder = msgspec.json.Encoder(enc_hook=_foreign)
         self._fd = -1
         self._closed = path is None
+        self._offset_s = float("inf")
         self.num_lost = 0
         if path is not None:
             self._fd = _open(path)
@@ -85,9 +87,10 @@ class Tracer:
             self.span(name, start_s, time.monotonic(), **args)
 
     def set_offset(self, seconds: float) -> None:
-        """controller clock = this node's clock + seconds, from now on."""
-        if self._closed:
+        """controller clock = this node's clock + seconds, from now on. Call as often as you like: jitter is skipped."""
+        if self._closed or abs(seconds - self._offset_s) < OFFSET_JITTER_S:
             return
+        self._offset_s = seconds
         with self._lock:
             self._notes.append({"at": time.monotonic(), "offset": seconds})
         self._first.set()

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rollart_hpc import __version__
+from rollart_hpc.config.process import EXIT_LINK_LOST, LOG_FORMAT, LOG_TIME_FORMAT, PARENT_VARIABLE
 from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
@@ -38,8 +39,6 @@ from rollart_hpc.types import Role
 if TYPE_CHECKING:
     from rollart_hpc.wire.link import Link
 
-EXIT_LINK_LOST = 4  # the controller refused us or fell silent: starting the same process again may help
-PARENT_VARIABLE = "ROLLART_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
 
 log = logging.getLogger("rollart_hpc.start")
@@ -106,8 +105,8 @@ def _parser(role: Role) -> argparse.ArgumentParser:
 
 
 def _log_to_stderr(name: str) -> None:
-    form = f"%(asctime)s.%(msecs)03d %(levelname)s {name}: %(message)s"
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form, datefmt="%H:%M:%S", force=True)
+    form = LOG_FORMAT.format(name=name)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form, datefmt=LOG_TIME_FORMAT, force=True)
 
 
 def _die_with_parent() -> None:

@@ -1,6 +1,6 @@
 """The weights of a node in shared memory. Owns the store's files; knows nothing of who writes or reads them.
 
-    <root>/<node>/v<attempt>-<version>/{manifest.json, bucket_0.bin, bucket_1.bin, ...}
+    <RunDir.store_root>/<node>/v<attempt>-<version>/{manifest.json, bucket_0.bin, bucket_1.bin, ...}
 
 A version appears by one rename when it is complete, so a reader never sees half of it. Readers map the buckets and
 check their checksums before they hand out a tensor; a version pruned while it is mapped stays readable.
@@ -13,7 +13,6 @@ import mmap
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -27,15 +26,9 @@ from rollart_hpc.weights.draft import Draft, DraftFile, sweep
 from rollart_hpc.weights.layout import BadWeights, BucketInfo, Manifest, Packer, TensorInfo
 
 MANIFEST = "manifest.json"
+OWNER = "owner"
 _VERSION_DIR = re.compile(r"v(\d+)-(\d+)$")
 _NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*$")
-
-
-def store_root(run_id: str) -> Path:
-    """Where a run's weights lie on every node: shared memory, or the temporary directory of a node without it."""
-    shm = Path("/dev/shm")
-    base = shm if shm.is_dir() and os.access(shm, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
-    return base / f"rollart-{os.getuid()}-{run_id}"
 
 
 def bucket_name(index: int) -> str:
@@ -90,6 +83,19 @@ class NodeStore:
 
     def discard(self, weights_id: WeightsId) -> None:
         shutil.rmtree(self.directory / version_dir(weights_id), ignore_errors=True)
+
+    def claim(self, owner: str) -> None:
+        """From now on `owner` is the one that may remove this node's part."""
+        self._ensure()
+        scratch = self.directory / f".{OWNER}-{owner}"
+        scratch.touch(mode=0o600)
+        scratch.write_text(owner)
+        scratch.rename(self.directory / OWNER)
+
+    def is_owned_by(self, owner: str) -> bool:
+        with contextlib.suppress(OSError):
+            return (self.directory / OWNER).read_text() == owner
+        return False
 
     def remove(self) -> None:
         """Remove the node's part, and the root with the last node."""
@@ -151,9 +157,17 @@ def views(info: BucketInfo, raw: torch.Tensor) -> Iterator[tuple[str, torch.Tens
 
 
 def check_bucket(info: BucketInfo, raw: torch.Tensor, where: str) -> None:
-    found = xxhash.xxh3_64_hexdigest(raw.numpy().data)
+    found = xxhash.xxh3_64_hexdigest(raw_bytes(raw))
     if found != info.checksum:
         raise BadWeights(f"{where}: checksum {found}, expected {info.checksum}")
+
+
+def new_bucket(draft: Draft, index: int, num_bytes: int) -> torch.Tensor:
+    """The bytes of a bucket to be filled; they are the file's."""
+    if num_bytes == 0:
+        draft.append(bucket_name(index), b"")
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(draft.allocate(bucket_name(index), num_bytes), dtype=torch.uint8)
 
 
 def _map(directory: Path, index: int, info: BucketInfo) -> torch.Tensor:

@@ -1,9 +1,8 @@
-"""One collective of one epoch: rank 0 broadcasts buckets, the others receive them. Owns groups and their deadlines.
+"""One collective of one epoch: rank 0 broadcasts buckets, the others receive them. Owns the stream and its deadlines.
 
-Every epoch has a TCPStore and a process group of its own, never the default group, so a broken epoch leaves nothing
-behind. The stream is `Opening, (BucketInfo, bytes)*, Closing`, then a barrier that tells the source that all arrived.
+The stream is `Opening, (BucketInfo, bytes)*, Closing`, then a barrier that tells the source that all arrived.
 Every broadcast has the deadline: a peer that is stopped or gone breaks the epoch on all sides within it, and a side
-that breaks aborts its group, which breaks the others at once. Data is not encrypted; the sockets are bound to the
+that breaks aborts its group, which breaks the others at once. Data is not encrypted; sockets are bound to the
 source's host and, on the other side, to the address that faces it.
 
 Must not know who asks for a transfer, nor what becomes of the buckets.
@@ -11,24 +10,26 @@ Must not know who asks for a transfer, nor what becomes of the buckets.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 import msgspec
 import torch
 
 from rollart_hpc.errors import SiteError
 from rollart_hpc.types import WeightsId
-from rollart_hpc.weights.groups import Group, TransferError, join_store, open_store
+from rollart_hpc.weights.groups import CPU, Group, Seat, TransferError, address_facing, join_store, open_store
 from rollart_hpc.weights.layout import BucketInfo, Manifest
 from rollart_hpc.weights.store import check_bucket
 
 log = logging.getLogger(__name__)
 
 Allocate = Callable[[int, int], torch.Tensor]  # (index of the bucket, its bytes) -> a uint8 buffer
+MAX_FRAME_BYTES = 256 << 20
 
 
 class Opening(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -37,6 +38,8 @@ class Opening(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 class Bucket(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Its bytes follow."""
+
     info: BucketInfo
 
 
@@ -44,7 +47,8 @@ class Closing(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     digest: str
 
 
-_frames = msgspec.json.Decoder(Opening | Bucket | Closing)
+Frame = Opening | Bucket | Closing
+_decoder = msgspec.json.Decoder(Frame)
 
 
 @dataclass
@@ -55,55 +59,125 @@ class Rendezvous:
     port: int
     listener: socket.socket
 
-    def close(self) -> None:
-        self.listener.close()
-
 
 def open_rendezvous(host: str) -> Rendezvous:
     try:
-        listener = socket.create_server((host, 0), family=_family(host))
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, 0), family=family)
     except OSError as error:
-        raise SiteError(f"can't listen on {host} for a weight transfer: {error}", "see data interface of the site") from None
+        raise SiteError(f"can't listen on {host} for a weight transfer: {error}", "check the site's network") from None
     return Rendezvous(host, listener.getsockname()[1], listener)
 
 
-def send(
-    rendezvous: Rendezvous,
-    size: int,
-    weights_id: WeightsId,
-    buckets: Iterable[tuple[BucketInfo, torch.Tensor]],
-    digest: Callable[[], str],
-    deadline_s: float,
-    device: torch.device | None = None,
-) -> int:
-    """Rank 0. Returns the bytes sent once every target has them; raises TransferError. `digest` is asked for last.
+class Sending:
+    """The source's side of an epoch, rank 0. The constructor waits for the targets."""
 
-    The next bucket is made while the last one travels, so `buckets` may reuse a buffer from the next but one on.
-    """
-    num_bytes = 0
-    store = open_store(rendezvous.listener, rendezvous.host, deadline_s)
-    with Group(store, 0, size, rendezvous.host, deadline_s, device) as group:
-        _put(group, Opening(weights_id.attempt, weights_id.version))
-        finish: Callable[[], None] = _nothing
-        for info, raw in buckets:
+    def __init__(self, rendezvous: Rendezvous, size: int, deadline_s: float, device: torch.device = CPU) -> None:
+        store = open_store(rendezvous.listener, rendezvous.host, deadline_s)
+        self.group = Group(store, Seat(0, size, rendezvous.host, deadline_s, device))
+
+    def send(
+        self, weights_id: WeightsId, buckets: Iterable[tuple[BucketInfo, torch.Tensor]], digest: Callable[[], str]
+    ) -> int:
+        """Bytes sent, once every target has them. `digest` is asked for when the buckets are through.
+
+        The next bucket is made while the last one travels: a bucket's buffer is free at the next but one.
+        """
+        num_bytes = 0
+        with self.group:
+            self._put(Opening(weights_id.attempt, weights_id.version))
+            finish = _nothing
+            for info, raw in buckets:
+                finish()
+                self._put(Bucket(info))
+                finish = self.group.start_broadcast(raw) if info.num_bytes else _nothing
+                num_bytes += info.num_bytes
             finish()
-            _put(group, Bucket(info))
-            finish = group.start_broadcast(raw) if info.num_bytes else _nothing
-            num_bytes += info.num_bytes
-        finish()
-        _put(group, Closing(digest()))
-        group.barrier()
-    return num_bytes
+            self._put(Closing(digest()))
+            self.group.barrier()
+        return num_bytes
+
+    def _put(self, frame: Frame) -> None:
+        data = bytearray(msgspec.json.encode(frame))
+        self.group.broadcast(torch.tensor([len(data)], dtype=torch.int64, device=self.group.device))
+        self.group.broadcast(torch.frombuffer(data, dtype=torch.uint8).to(self.group.device))
 
 
-class Reception:
-    """One target's side of an epoch; iterate to receive. Leaving the context early aborts the epoch for all."""
+class Receiving:
+    """A target's side of an epoch, ranks 1.. The constructor waits for the others.
 
-    def __init__(self, host: str, port: int, rank: int, size: int, deadline_s: float) -> None:
+    Use as a context; leaving it by an exception aborts the epoch for all.
+    """
+
+    def __init__(
+        self, host: str, port: int, rank: int, size: int, *, deadline_s: float, device: torch.device = CPU
+    ) -> None:
         store = join_store(host, port, deadline_s)
-        self._group = Group(store, rank, size, _address_facing(host, port), deadline_s)
+        self.group = Group(store, Seat(rank, size, address_facing(host, port), deadline_s, device))
         self._infos: list[BucketInfo] = []
-        self._digest: str | None = None
+        self._closing: Closing | None = None
+        self._opening = self._open()
 
-    def __enter__(self) -> Reception:
-        ...
+    @property
+    def weights_id(self) -> WeightsId:
+        return WeightsId(self._opening.attempt, self._opening.version)
+
+    def buckets(self, allocate: Allocate) -> Iterator[tuple[BucketInfo, torch.Tensor]]:
+        """Each bucket as it arrives, in the buffer that `allocate` made for it, with its checksum verified."""
+        while isinstance(frame := self._get(), Bucket):
+            info = frame.info
+            info.check()
+            raw = allocate(len(self._infos), info.num_bytes)
+            if info.num_bytes:
+                self.group.broadcast(raw)
+            check_bucket(info, raw, f"bucket {len(self._infos)} of the transfer")
+            self._infos.append(info)
+            yield info, raw
+        if not isinstance(frame, Closing):
+            raise TransferError(f"unexpected {type(frame).__name__} in a weight transfer")
+        self._closing = frame
+
+    def manifest(self) -> Manifest:
+        """What was received; only when all of it was."""
+        assert self._closing is not None, "the transfer is not over"
+        return Manifest(self._opening.attempt, self._opening.version, self._closing.digest, self._infos)
+
+    def acknowledge(self) -> None:
+        """Tell the source. What is received stays good if others broke, so that is no error here."""
+        try:
+            self.group.barrier()
+        except TransferError as error:
+            log.warning("weights are complete here, but others of the transfer failed: %s", error)
+
+    def __enter__(self) -> Self:
+        self.group.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.group.__exit__(kind, error, tb)
+
+    def _open(self) -> Opening:
+        try:
+            frame = self._get()
+        except TransferError:
+            self.group.abort()
+            raise
+        assert isinstance(frame, Opening), "the stream begins with an Opening"
+        return frame
+
+    def _get(self) -> Frame:
+        length = torch.zeros(1, dtype=torch.int64, device=self.group.device)
+        self.group.broadcast(length)
+        num_bytes = int(length.item())
+        if not 0 < num_bytes <= MAX_FRAME_BYTES:
+            raise TransferError(f"a header of {num_bytes} bytes in a weight transfer")
+        data = torch.empty(num_bytes, dtype=torch.uint8, device=self.group.device)
+        self.group.broadcast(data)
+        try:
+            return _decoder.decode(data.cpu().numpy().data)
+        except msgspec.DecodeError as error:
+            raise TransferError(f"a header of the weight transfer does not parse: {error}") from None
+
+
+def _nothing() -> None:
+    pass

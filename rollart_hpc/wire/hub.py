@@ -207,8 +207,9 @@ class Hub:
             failure = HANDSHAKE_FAILURES.get(int(event["event"]))
             if failure is not None:
                 self._complain("refused_handshakes", failure)
-            else:
+            else:  # an end, a break, a frame beyond `maxmsgsize` or a stranger that does not speak ZeroMQ at all
                 self.counters["disconnects"] += 1
+                log.debug("connection closed (disconnects: %d)", self.counters["disconnects"])
 
     # --- complaints ------------------------------------------------------------------------------------
 

@@ -15,8 +15,6 @@ then says Hello again and hands `WhoAreYou` to the role: drop what you were doin
 from __future__ import annotations
 
 import logging
-import os
-import select
 import threading
 import time
 from collections import deque
@@ -44,6 +42,7 @@ from rollart_hpc.wire.messages import (
     Welcome,
     WhoAreYou,
 )
+from rollart_hpc.wire.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
@@ -52,30 +51,6 @@ Received = tuple[AnyMessage, list[Frame]]
 
 class LinkClosed(SiteError):
     """The controller is gone or does not want us: the process has to end."""
-
-
-class Wakeup:
-    """An eventfd: readable from `set` until `clear`, by any thread and any selector."""
-
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-    def set(self) -> None:
-        os.eventfd_write(self.fd, 1)
-
-    def clear(self) -> None:
-        try:
-            os.eventfd_read(self.fd)
-        except BlockingIOError:
-            pass
-
-    def wait(self, timeout_s: float | None) -> None:
-        poll = select.poll()  # not select(): descriptors may lie beyond 1024
-        poll.register(self.fd, select.POLLIN)
-        poll.poll(None if timeout_s is None else int(timeout_s * 1000) + 1)
-
-    def close(self) -> None:
-        os.close(self.fd)
 
 
 class Link:

@@ -57,7 +57,7 @@ class Members:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._router = router
-        self._attempt = attempt
+        self.fence = attempt  # older attempts are over; raise it to shut out what was admitted until now
         self._heartbeat_s = heartbeat_s
         self._silence_s = silence_s
         self._clock = clock
@@ -122,7 +122,7 @@ class Members:
             return f"unknown role {hello.role!r}"
         if hello.package != rollart_hpc.__version__:
             return f"package version {hello.package}, the controller runs {rollart_hpc.__version__}"
-        if hello.attempt != self._attempt:
+        if hello.attempt < self._attempt:  # a restored trainer joins with a newer one
             return f"attempt {hello.attempt} is over, the run is at attempt {self._attempt}"
         if hello.capacity < 0:
             return f"capacity {hello.capacity}"

@@ -11,7 +11,7 @@ import uuid
 import rollart_hpc
 from rollart_hpc.types import Frame
 from rollart_hpc.wire.hub import Hub
-from rollart_hpc.wire.keys import ClientKeys, ServerKeys, new_keys
+from rollart_hpc.wire.keys import ClientKeys, ServerKeys
 from rollart_hpc.wire.members import Joined, Lost, Members
 from rollart_hpc.wire.messages import AnyMessage, Heartbeat, Hello, Resend, Stop
 

@@ -80,10 +80,7 @@ def test_stranger_with_a_wrong_key(controller: Controller) -> None:
 def test_stranger_that_speaks_http(controller: Controller) -> None:
     with socket.create_connection(("127.0.0.1", controller.hub.port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 10)
-        stranger.settimeout(10)
-        while stranger.recv(4096):
-            pass
-    assert controller.counted("refused_handshakes") >= 1
+        assert controller.counted("disconnects") >= 1
     run_goes_on(controller)
 
 
@@ -152,7 +149,7 @@ def test_superseded_process_is_refused_for_good(controller: Controller) -> None:
 
 
 def test_send_to_nobody_and_to_the_vanished_is_false() -> None:
-    server, client = new_keys()
+    server, _ = new_keys()
     hub = Hub("127.0.0.1", server)
     assert hub.send("nobody", Stop("x")) is False
     hub.admit("env-0", "gone")  # admitted, but its connection is no more

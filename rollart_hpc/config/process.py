@@ -1,0 +1,14 @@
+"""What the launcher and a role agree on about a process: its parent, its exit codes, the form of its log lines."""
+
+from __future__ import annotations
+
+import re
+
+PARENT_VARIABLE = "ROLLART_PARENT_PID"  # the process ends with this parent
+
+EXIT_LINK_LOST = 4  # the controller refused the process or fell silent: starting it again may help
+EXIT_DRAINED = 5  # the run was asked to end before its last step; it can be resumed
+
+LOG_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s {name}: %(message)s"
+LOG_TIME_FORMAT = "%H:%M:%S"
+LOG_LINE = re.compile(r"(?P<time>\d\d:\d\d:\d\d\.\d{3}) (?P<level>[A-Z]+) (?P<name>[^ ]+): (?P<text>.*)")

@@ -1,0 +1,54 @@
+"""How a process of the plan is started: its command line and environment. Starts nothing itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import rollart_hpc
+from rollart_hpc.config.process import PARENT_VARIABLE
+from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.launch.plan import Proc
+
+_PACKAGE_PARENT = str(Path(rollart_hpc.__file__).resolve().parent.parent)
+
+
+def role_command(
+    proc: Proc, run: RunDir, attempt: int, incarnation: str, address: str = "", checkpoint: Path | None = None
+) -> list[str]:
+    """`address` is empty for the controller and for late joiners, who find it in the run directory."""
+    command = python("-m", f"rollart_hpc.roles.{proc.role}", "--run-dir", str(run.path), "--name", proc.name)
+    command += ["--attempt", str(attempt), "--incarnation", incarnation, "--node", proc.node]
+    if proc.pool:
+        command += ["--pool", proc.pool]
+    if proc.role == "trainer":
+        command += ["--rank", str(proc.rank), "--ranks", str(proc.ranks)]
+    if address:
+        command += ["--address", address]
+    if checkpoint is not None:
+        command += ["--checkpoint", str(checkpoint)]
+    return command
+
+
+def python(*arguments: str) -> list[str]:
+    """This interpreter, without the current directory on its path: a user's file must not shadow a module."""
+    return [sys.executable, "-P", *arguments]
+
+
+def environment(threads: int = 1) -> dict[str, str]:
+    """Few threads for numeric libraries: the processes of a run share the machine."""
+    variables = dict(os.environ)
+    variables["OMP_NUM_THREADS"] = str(threads)
+    variables["TOKENIZERS_PARALLELISM"] = "false"
+    variables.pop(PARENT_VARIABLE, None)
+    if _PACKAGE_PARENT not in sys.path:  # a checkout that is not installed
+        known = variables.get("PYTHONPATH")
+        variables["PYTHONPATH"] = os.pathsep.join([_PACKAGE_PARENT, known] if known else [_PACKAGE_PARENT])
+    return variables
+
+
+def role_environment(proc: Proc, config: RunConfig) -> dict[str, str]:
+    threads = {"trainer": config.trainer.threads, "engine": config.engine.threads}
+    return environment(threads.get(proc.role, 1)) | {PARENT_VARIABLE: str(os.getpid())}

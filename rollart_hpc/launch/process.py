@@ -1,0 +1,128 @@
+"""One child process of the supervisor: started in a session of its own, watched by pidfd, ended by id.
+
+Owns starting, ending and log files; does not know why a process should run.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rollart_hpc.errors import SiteError
+from rollart_hpc.files import FILE_MODE, disk_errors
+from rollart_hpc.launch.plan import Proc
+
+
+@dataclass
+class Child:
+    proc: Proc
+    incarnation: str
+    attempt: int
+    log: Path
+    popen: subprocess.Popen[bytes]
+    pidfd: int
+    started_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def name(self) -> str:
+        return self.proc.name
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    def fileno(self) -> int:
+        """Readable once the process has ended: for selectors."""
+        return self.pidfd
+
+    def has_ended(self) -> bool:
+        return bool(select.select([self.pidfd], [], [], 0)[0])
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def kill_group(self) -> None:
+        """The process and whatever it started. Its id can't be taken by another: it is not reaped yet."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def reap(self, timeout_s: float = 30.0) -> int:
+        """The exit code (negative: the signal), after what is left of its group is gone too."""
+        self.kill_group()
+        code = self.popen.wait(timeout_s)
+        os.close(self.pidfd)
+        return code
+
+
+def new_incarnation() -> str:
+    return secrets.token_hex(8)
+
+
+def start_child(
+    proc: Proc,
+    command: list[str],
+    environment: dict[str, str],
+    *,
+    incarnation: str,
+    attempt: int,
+    log: Path,
+    pass_fds: tuple[int, ...] = (),
+) -> Child:
+    """Call from the main thread: the kernel ends a child with the thread that started it."""
+    with disk_errors(log):
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+    try:
+        popen = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
+            pass_fds=pass_fds,
+        )
+    except OSError as error:
+        raise SiteError(
+            f"can't start {proc.name}: {error.strerror}", "is the machine out of processes or memory?"
+        ) from None
+    finally:
+        os.close(output)
+    return Child(proc, incarnation, attempt, log, popen, os.pidfd_open(popen.pid))
+
+
+def end_children(children: Iterable[Child], grace_s: float = 0.0, term_s: float = 0.0) -> dict[str, int]:
+    """End them all and return their exit codes: wait `grace_s`, SIGTERM, wait `term_s`, SIGKILL."""
+    running = list(children)
+    _wait(running, grace_s)
+    if term_s > 0:
+        for child in running:
+            child.signal(signal.SIGTERM)
+        _wait(running, term_s)
+    for child in running:
+        child.kill_group()
+    return {child.name: child.reap() for child in running}
+
+
+def _wait(children: list[Child], timeout_s: float) -> None:
+    """Until all have ended or the time is up."""
+    deadline_s = time.monotonic() + timeout_s
+    poll = select.poll()
+    waiting = {child.pidfd for child in children}
+    for fd in waiting:
+        poll.register(fd, select.POLLIN)
+    while waiting:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            return
+        for fd, _ in poll.poll(left_s * 1000):
+            poll.unregister(fd)
+            waiting.discard(fd)

@@ -1,0 +1,48 @@
+"""How often and how soon something is started again. Owns counts and delays; starts nothing, reads no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+FIRST_DELAY_S = 0.25
+LONGEST_DELAY_S = 30.0
+STABLE_S = 300.0  # a process that lived so long has its restarts forgiven
+
+
+def delay_s(count: int) -> float:
+    """Before the `count`-th restart in a row (1, 2, ...): doubled each time."""
+    return float(min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (count - 1)))
+
+
+@dataclass
+class RoleBudget:
+    """Restarts of single processes."""
+
+    per_role: int
+    _used: dict[str, int] = field(default_factory=dict)
+
+    def next_delay_s(self, name: str, lived_s: float) -> float | None:
+        """How long to wait before `name` is started again; None: never again."""
+        used = 0 if lived_s >= STABLE_S else self._used.get(name, 0)
+        if used >= self.per_role:
+            return None
+        self._used[name] = used + 1
+        return delay_s(used + 1)
+
+
+@dataclass
+class RestoreBudget:
+    """Restores of the run from its newest checkpoint. Progress, i.e. a newer checkpoint, refills it."""
+
+    attempts: int
+    _used: int = 0
+    _step: int = -1
+
+    def next_delay_s(self, newest_step: int) -> float | None:
+        """`newest_step` of the checkpoint to restore, -1 if there is none."""
+        if newest_step > self._step:
+            self._step, self._used = newest_step, 0
+        if self._used >= self.attempts:
+            return None
+        self._used += 1
+        return delay_s(self._used)

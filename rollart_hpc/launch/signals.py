@@ -1,0 +1,53 @@
+"""Signals as something a selector can wait for. Owns the handlers while it is open; decides nothing."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections import deque
+from types import FrameType, TracebackType
+from typing import Any
+
+CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Signals:
+    """`fileno()` is readable when a signal came; `take()` says which, in order."""
+
+    def __init__(self) -> None:
+        self._received: deque[int] = deque()
+        self._reader, self._writer = socket.socketpair()
+        self._before: dict[int, Any] = {}
+        self._wakeup_before = -1
+
+    def __enter__(self) -> Signals:
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in CAUGHT:
+            self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        self._reader.close()
+        self._writer.close()
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def take(self) -> list[int]:
+        try:
+            self._reader.recv(4096)
+        except BlockingIOError:
+            pass
+        taken = list(self._received)
+        self._received.clear()
+        return taken
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._received.append(number)

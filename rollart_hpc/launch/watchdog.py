@@ -1,0 +1,60 @@
+"""Does the run move? Owns the two time limits; is told the time and what the controller reports."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollart_hpc.config.schema import TimeoutConfig
+from rollart_hpc.launch.plan import Plan
+
+
+@dataclass
+class Watchdog:
+    """`start_s` until every role has joined, then `idle_s` between two changes of the progress counter."""
+
+    timeouts: TimeoutConfig
+    plan: Plan
+    _since_s: float = 0.0
+    _progress: Any = None
+    _missing: dict[str, int] = field(default_factory=dict)
+    _started: bool = False
+
+    def reset(self, now: float) -> None:
+        """A new attempt begins."""
+        self._since_s, self._progress, self._started = now, None, False
+        self._missing = dict(Counter(proc.role for proc in self.plan.workers))
+
+    def touch(self, now: float) -> None:
+        """Something else than the controller showed life, e.g. a process was started again."""
+        self._since_s = now
+
+    def see(self, status: dict[str, Any] | None, now: float) -> None:
+        """What status.json of this attempt says."""
+        if not status:
+            return
+        progress = status.get("progress")
+        if progress != self._progress:
+            self._progress = progress
+            if self._started:
+                self._since_s = now
+        if not self._started:
+            self._missing = self._still_missing(status.get("workers") or {})
+            if not self._missing:
+                self._started, self._since_s = True, now
+
+    def verdict(self, now: float) -> str:
+        """Why the run must be ended; empty if it is fine."""
+        waited_s = now - self._since_s
+        if not self._started and waited_s > self.timeouts.start_s:
+            missing = ", ".join(f"{count} {role}" for role, count in self._missing.items())
+            return f"not all roles joined within timeouts.start_s = {self.timeouts.start_s:g} s (missing: {missing})"
+        if self._started and waited_s > self.timeouts.idle_s:
+            return f"nothing moved for timeouts.idle_s = {self.timeouts.idle_s:g} s"
+        return ""
+
+    def _still_missing(self, workers: dict[str, Any]) -> dict[str, int]:
+        wanted = Counter(proc.role for proc in self.plan.workers)
+        left = {role: count - int((workers.get(role) or {}).get("joined", 0)) for role, count in wanted.items()}
+        return {role: count for role, count in left.items() if count > 0}

@@ -1,0 +1,59 @@
+"""Checkpoints of a run in two phases. Owns `step_N.tmp` -> `step_N`; the trainer writes its part itself.
+
+The controller's part (core.json, buffer.bin) and the trainer's lie in one directory. It is renamed
+last, so a resume never sees half of one, and only then older ones are removed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rollart_hpc.config.rundir import COMMITTED, RunDir
+from rollart_hpc.errors import SiteError
+from rollart_hpc.files import make_directory, write_json
+from rollart_hpc.roles.payloads import Payloads
+
+CORE, BUFFER = "core.json", "buffer.bin"
+
+
+def begin(run: RunDir, snapshot: dict[str, Any], payloads: Payloads) -> Path:
+    """Write the controller's part; returns the directory that the trainer adds its part to."""
+    directory = run.unfinished_checkpoint(snapshot["version"])
+    shutil.rmtree(directory, ignore_errors=True)
+    make_directory(directory)
+    write_json(directory / CORE, snapshot)
+    members = [member["id"] for group in snapshot["groups"] for member in group["members"]]
+    payloads.save(directory / BUFFER, members)
+    return directory
+
+
+def commit(run: RunDir, version: int, attempt: int, keep: int) -> Path:
+    directory, final = run.unfinished_checkpoint(version), run.checkpoint(version)
+    write_json(directory / COMMITTED, {"version": version, "attempt": attempt})
+    if final.exists():  # of a rolled-back attempt
+        shutil.rmtree(final)
+    directory.rename(final)
+    for old in run.committed_checkpoints()[:-keep]:
+        shutil.rmtree(old.path, ignore_errors=True)
+    return final
+
+
+def abandon(run: RunDir, version: int) -> None:
+    shutil.rmtree(run.unfinished_checkpoint(version), ignore_errors=True)
+
+
+def load(directory: Path, payloads: Payloads) -> dict[str, Any]:
+    """The core's snapshot; buffered payloads go into the store."""
+    try:
+        snapshot: dict[str, Any] = json.loads((directory / CORE).read_text())
+        assert isinstance(snapshot["version"], int)
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        raise SiteError(
+            f"checkpoint {directory} is damaged: {CORE}: {error}", "remove this checkpoint to go on from the one before"
+        ) from None
+    payloads.load(directory / BUFFER)
+    snapshot["groups"] = [g for g in snapshot["groups"] if all(m["id"] in payloads.ended for m in g["members"])]
+    return snapshot

@@ -1,0 +1,250 @@
+"""The controller, rank 0: the hub socket in front of the flow core. Owns the loop; decides nothing itself.
+
+    message -> member event or flow event -> core -> commands -> messages
+                                                  -> ledger, metrics, status, checkpoints (journal)
+
+Starts without torch. Exit codes: 0 finished, 3 failed, 5 drained.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.errors import RollartError
+from rollart_hpc.files import write_json
+from rollart_hpc.flow import events as ev
+from rollart_hpc.flow.core import Core
+from rollart_hpc.flow.policy import policy_of
+from rollart_hpc.roles import checkpoints
+from rollart_hpc.roles.journal import Journal
+from rollart_hpc.roles.payloads import TRANSCRIPT, Payloads, chunk_frames
+from rollart_hpc.roles.start import Start, run_role
+from rollart_hpc.roles.translate import event_of, message_of
+from rollart_hpc.types import Frame, Role
+from rollart_hpc.wire import keys, members
+from rollart_hpc.wire import messages as ms
+from rollart_hpc.wire.hub import Hub
+
+TICK_S = 0.2
+FAREWELL_S = 15.0
+EXIT_OF = {"finished": 0, "failed": 3, "drained": 5}
+
+log = logging.getLogger("rollart_hpc.controller")
+
+
+class Controller:
+    def __init__(self, start: Start) -> None:
+        self.config, self.run_dir, self.attempt = start.config, start.run, start.attempt
+        self.payloads = Payloads()
+        saved = checkpoints.load(start.checkpoint, self.payloads) if start.checkpoint else None
+        self.core = Core(policy_of(start.config), start.attempt, saved)
+        self.hub = Hub("127.0.0.1", keys.load_server(start.run.keys(start.attempt)))
+        timeouts = start.config.timeouts
+        self.members = members.Members(
+            self.hub, attempt=start.attempt, heartbeat_s=timeouts.heartbeat_s, silence_s=timeouts.silence_s
+        )
+        self.journal = Journal(start.run, start.config, self.core, self.hub.counters)
+        self.pending: deque[ev.Event] = deque()
+        self.ending = ""
+        self._next_tick = 0.0
+        self._commit: ms.Committed | None = None
+        self._carry_out: dict[type, Callable[[Any], None]] = {
+            ev.Generate: self._generate, ev.Deliver: self._deliver, ev.Score: self._score,
+            ev.Release: lambda c: self.payloads.release(c.trajectory), ev.SendChunk: self._send_chunk,
+            ev.RecordStep: self._record_step, ev.SaveCheckpoint: self._save_checkpoint,
+            ev.ValidationDone: lambda c: self.journal.validation(c.version), ev.StopRun: self._stop_run,
+        }  # fmt: skip
+
+    @property
+    def address(self) -> str:
+        return f"tcp://127.0.0.1:{self.hub.port}"
+
+    def run(self) -> int:
+        while not self.ending:
+            self._receive(max(0.0, self._next_tick - time.monotonic()))
+            self._tick_if_due()
+        self._farewell()
+        return EXIT_OF[self.ending]
+
+    # --- in ----------------------------------------------------------------------------------
+
+    def _receive(self, timeout_s: float) -> None:
+        for name, message, frames in self.hub.poll(timeout_s):
+            self._take(name, message, frames)
+            self._settle()
+
+    def _take(self, name: str, message: ms.AnyMessage, frames: list[Frame]) -> None:
+        for change in self.members.handle(name, message):
+            self._member(change)
+        self._keep(message, frames)
+        try:
+            event = event_of(name, message, frames)
+        except (IndexError, ValueError) as error:
+            log.warning("%s sent a %s that can't be read: %s", name, type(message).__name__, error)
+            self.hub.counters["bad_messages"] += 1
+            return
+        if event is not None:
+            self.pending.append(event)
+
+    def _keep(self, message: ms.AnyMessage, frames: list[Frame]) -> None:
+        """Payloads wait here until a command names them."""
+        if isinstance(message, ms.TurnWanted):
+            self.payloads.turns[message.trajectory] = (message, frames)
+        elif isinstance(message, ms.Generated):
+            self.payloads.answers[message.request] = (message, frames)
+        elif isinstance(message, ms.Ended):
+            self._keep_ended(message, frames)
+        elif isinstance(message, ms.Committed):
+            self._commit = message
+        elif isinstance(message, ms.Saved):
+            self._saved(message)
+
+    def _keep_ended(self, message: ms.Ended, frames: list[Frame]) -> None:
+        current = self.core.plays.all.get(message.trajectory)
+        if current is not None and current.issue == message.issue:
+            self.payloads.ended[message.trajectory] = (message, frames)
+
+    def _member(self, change: members.Joined | members.Lost) -> None:
+        hello = change.hello
+        if isinstance(change, members.Joined):
+            self.journal.joined(hello)
+            role = cast(Role, hello.role)  # checked by members
+            joined = ev.Joined(hello.name, role, hello.node, hello.pool, hello.capacity, hello.attempt, hello.version)
+            self.pending.append(joined)
+        else:
+            self.journal.lost(hello, change.reason)
+            self.pending.append(ev.Lost(hello.name, change.reason))
+
+    def _tick_if_due(self) -> None:
+        now = time.monotonic()
+        if now < self._next_tick:
+            return
+        self._next_tick = now + TICK_S
+        for change in self.members.tick(now):
+            self._member(change)
+        self.pending.append(ev.Tick(now))
+        self._settle()
+        self.journal.tick(now)
+
+    # --- out ---------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Feed the core until it has nothing left to say."""
+        while self.pending:
+            event = self.pending.popleft()
+            for command in self.core.handle(event):
+                carry_out = self._carry_out.get(type(command))
+                if carry_out is not None:
+                    carry_out(command)
+                else:
+                    receiver_and_message = message_of(command)
+                    assert receiver_and_message is not None, command
+                    self._send(*receiver_and_message)
+            if isinstance(event, ev.Generated):
+                self._drop_undelivered(event.request)
+
+    def _send(self, name: str, message: ms.Message, *frames: Frame) -> None:
+        if not self.hub.send(name, message, *frames):
+            for change in self.members.lose(name, "can't be reached"):
+                self._member(change)
+
+    def _generate(self, c: ev.Generate) -> None:
+        turn, frames = self.payloads.turns[c.trajectory]
+        message = ms.Generate(
+            c.request, c.trajectory, turn.prefix_tokens, turn.prefix_hash, turn.full, turn.max_new_tokens,
+            c.temperature, c.seed,
+        )  # fmt: skip
+        self._send(c.engine, message, *frames)
+
+    def _deliver(self, c: ev.Deliver) -> None:
+        message, frames = self.payloads.answers.pop(c.request)
+        self._send(c.worker, message, *frames)
+
+    def _drop_undelivered(self, request: int) -> None:
+        """A superseded answer is not kept; one that is held back (lockstep) is."""
+        trajectory = self.payloads.answers.get(request)
+        if trajectory is not None:
+            play = self.core.plays.all.get(trajectory[0].trajectory)
+            if play is None or play.request != request:
+                del self.payloads.answers[request]
+
+    def _score(self, c: ev.Score) -> None:
+        _, frames = self.payloads.ended[c.trajectory]
+        self._send(c.worker, ms.ScoreWanted(c.trajectory, c.issue, c.task), frames[TRANSCRIPT])
+
+    def _send_chunk(self, c: ev.SendChunk) -> None:
+        items = [
+            self.payloads.chunk_item(member.id, group.id, group.task, member.reward)
+            for group in (self.core.groups[number] for number in c.groups)
+            for member in group.members
+        ]
+        chunk, frames = chunk_frames(items, c.step, c.index, c.last)
+        self._send(c.trainer, chunk, *frames)
+
+    # --- steps, checkpoints, the end ---------------------------------------------------------
+
+    def _record_step(self, c: ev.RecordStep) -> None:
+        assert self._commit is not None
+        self.journal.step(c, self._commit)
+
+    def _save_checkpoint(self, c: ev.SaveCheckpoint) -> None:
+        try:
+            directory = checkpoints.begin(self.run_dir, self.core.snapshot(), self.payloads)
+        except (OSError, RollartError) as error:
+            log.error("checkpoint %d: %s", c.version, error)
+            checkpoints.abandon(self.run_dir, c.version)
+            self.pending.append(ev.Saved(c.version, False))
+            return
+        self._send(c.trainer, ms.Save(c.version, str(directory)))
+
+    def _saved(self, message: ms.Saved) -> None:
+        """The trainer's part is written: commit, before the core hears of it."""
+        if message.error or message.version != self.core.saving:
+            log.warning("checkpoint %d is not used: %s", message.version, message.error or "overtaken")
+            checkpoints.abandon(self.run_dir, message.version)
+        else:
+            checkpoints.commit(self.run_dir, message.version, self.core.attempt, self.config.checkpoint.keep)
+            self.journal.event("checkpoint", str(message.version), "")
+
+    def _stop_run(self, c: ev.StopRun) -> None:
+        log.info("%s: %s", c.state, c.reason)
+        self.ending = c.state
+        self.journal.ended(c.state, c.reason)
+
+    def _farewell(self) -> None:
+        """Tell everyone to stop and give them a moment to go."""
+        for name, hello in self.members.alive.items():
+            if hello.role != "supervisor":
+                self.hub.send(name, ms.Stop(self.ending))
+        deadline = time.monotonic() + FAREWELL_S
+        while time.monotonic() < deadline and any(h.role != "supervisor" for h in self.members.alive.values()):
+            for name, message, _ in self.hub.poll(0.2):
+                self.members.handle(name, message)
+        self.journal.close()
+        self.hub.close()
+
+
+def _announce(start: Start, controller: Controller) -> None:
+    """The supervisor reads the address from its pipe, late joiners from the file."""
+    content = {"address": controller.address, "attempt": start.attempt}
+    write_json(RunDir(start.run.path).controller(start.attempt), content)
+    if start.ready_fd is not None:
+        os.write(start.ready_fd, json.dumps(content).encode() + b"\n")
+        os.close(start.ready_fd)
+
+
+def main(start: Start) -> int:
+    controller = Controller(start)
+    _announce(start, controller)
+    return controller.run()
+
+
+if __name__ == "__main__":
+    run_role("controller", main)

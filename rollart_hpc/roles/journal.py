@@ -1,0 +1,229 @@
+"""What the controller writes down: ledger, metrics, events, status. Owns those files; changes nothing.
+
+`ledger.jsonl` has a line per committed step and is the proof of exactly-once: every line names the
+weights it came from and led to, so the chain that survives restores can be followed backwards.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, defaultdict
+from typing import Any
+
+import msgspec
+
+from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.files import write_json
+from rollart_hpc.flow import events as ev
+from rollart_hpc.flow.core import Core
+from rollart_hpc.flow.state import TaskTally, Trajectory
+from rollart_hpc.observe.metrics import Board, MetricsLog
+from rollart_hpc.observe.trace import Tracer
+from rollart_hpc.wire import messages as ms
+
+STATUS_EVERY_S = 1.0
+
+
+class Journal:
+    def __init__(self, run: RunDir, config: RunConfig, core: Core, hub_counters: Counter[str]) -> None:
+        self.run, self.config, self.core, self.hub_counters = run, config, core, hub_counters
+        self.metrics = MetricsLog(run.metrics)
+        self.board = Board(run.tensorboard)
+        self.tracer = Tracer(run.trace_part(core.attempt, "controller"), "controller")
+        self.tracer.set_offset(0.0)
+        self._ledger = os.open(run.ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._began = time.monotonic()
+        self._before_s = _elapsed_before(run)
+        self._last_step_s = self._began
+        self._last_tokens = 0
+        self._tokens_per_s = 0.0
+        self._status_due = 0.0
+        self._state, self._reason = "starting", ""
+
+    @property
+    def time_s(self) -> float:
+        """Seconds that the run was up, over all attempts of the controller."""
+        return self._before_s + time.monotonic() - self._began
+
+    # --- what happened -----------------------------------------------------------------------
+
+    def joined(self, hello: ms.Hello) -> None:
+        self.event("worker_joined", hello.name, f"{hello.role} on {hello.node}, pid {hello.pid}")
+
+    def lost(self, hello: ms.Hello, reason: str) -> None:
+        self.event("worker_lost", hello.name, reason)
+
+    def event(self, what: str, name: str, detail: str) -> None:
+        self.metrics.event(what, time_s=self.time_s, name=name, detail=detail)
+
+    def step(self, record: ev.RecordStep, commit: ms.Committed) -> None:
+        self._write_ledger(record, commit)
+        now = time.monotonic()
+        tokens = self._generated_tokens()
+        self._tokens_per_s = (tokens - self._last_tokens) / max(now - self._last_step_s, 1e-9)
+        line = {
+            "step": commit.step,
+            "version": commit.version,
+            "attempt": record.attempt,
+            "time_s": self.time_s,
+            "step_s": now - self._last_step_s,
+            "wait_s": commit.wait_s,
+            "train_s": commit.train_s,
+            "tokens": tokens - self._last_tokens,
+            "tokens_per_s": self._tokens_per_s,
+            "staleness": {str(k): v for k, v in sorted(_staleness(record).items())},
+            **_means(record),
+            "metrics": commit.metrics,
+        }
+        self.tracer.span("step", self._last_step_s, now, step=commit.step)
+        self._last_step_s, self._last_tokens = now, tokens
+        self.metrics.step(line)
+        self.board.step(line)
+
+    def validation(self, version: int) -> None:
+        done = next(v for v in self.core.validator.done if v.version == version)
+        for task, score in done.scores.items():
+            line = {
+                "version": version,
+                "time_s": self.time_s,
+                "task": task,
+                "plays": score.plays,
+                "success": score.success,
+                "reward": score.reward,
+                "turns": score.turns / max(score.plays, 1),
+                "versions": [score.lowest_version, score.highest_version],
+            }
+            self.metrics.validation(line)
+            self.board.validation(line)
+
+    def ended(self, state: str, reason: str) -> None:
+        self._state, self._reason = state, reason
+        self.event(state, "run", reason)
+        self._write_status()
+
+    def tick(self, now: float) -> None:
+        if self._state == "starting" and self.core.tally.installs:
+            self._state = "running"
+            self.event("running", "run", "the first engine has weights")
+        if now >= self._status_due:
+            self._status_due = now + STATUS_EVERY_S
+            self._write_status()
+
+    def close(self) -> None:
+        self._write_status()
+        self.tracer.close()
+        self.board.close()
+        os.close(self._ledger)
+
+    # --- files -------------------------------------------------------------------------------
+
+    def _write_ledger(self, record: ev.RecordStep, commit: ms.Committed) -> None:
+        members = [member for group in record.groups for member in group.members]
+        line = {
+            "attempt": record.attempt,
+            "step": commit.step,
+            "version": commit.version,
+            "parent_digest": commit.parent_digest,
+            "digest": commit.digest,
+            "groups": [group.id for group in record.groups],
+            "trajectories": [member.id for member in members],
+            "start_versions": [member.first_version for member in members],
+        }
+        os.write(self._ledger, msgspec.json.encode(line) + b"\n")
+        os.fsync(self._ledger)
+
+    def _write_status(self) -> None:
+        write_json(self.run.status, self.status())
+
+    def status(self) -> dict[str, Any]:
+        core, tally = self.core, self.core.tally
+        busy_s = tally.wait_s + tally.train_s
+        return {
+            "name": self.config.name,
+            "state": self._state,
+            "reason": self._reason,
+            "mode": self.config.mode,
+            "step": core.version,
+            "steps": self.config.steps,
+            "policy_version": core.version,
+            "attempt": core.attempt,
+            "time_s": self.time_s,
+            "tokens_per_s": self._tokens_per_s,
+            "playing": core.num_playing(),
+            "progress": tally.progress,
+            "checkpoint": core.saved_version,
+            "validating": core.validator.running.version if core.validator.running else None,
+            "tasks": {name: self._task(name, task) for name, task in tally.tasks.items()},
+            "staleness": {
+                "bound": core.policy.alpha,
+                "max_trained": max(tally.staleness, default=0),
+                "histogram": {str(k): v for k, v in sorted(tally.staleness.items())},
+            },
+            "dropped": dict(tally.dropped),
+            "fallbacks": tally.fallbacks,
+            "stray_requests": tally.stray_requests,
+            "workers": self._workers(),
+            "weights": {
+                "transport": self.config.weights.transport,
+                "transfers": tally.installs,
+                "relay_transfers": tally.transfers,
+                "failures": tally.transfer_failures,
+                "total_s": tally.install_s,
+                "exposed_s": tally.exposed_s,
+                "bytes": tally.install_bytes,
+            },
+            "wait": {"get_batch_share": tally.wait_s / busy_s if busy_s else 0.0},
+            "refused": dict(self.hub_counters),
+        }
+
+    def _task(self, name: str, task: TaskTally) -> dict[str, Any]:
+        scores = [v.scores[name].success for v in self.core.validator.done if name in v.scores]
+        served = sum(task.requests_by_pool.values())
+        return {
+            "score_first": scores[0] if scores else None,
+            "score_last": scores[-1] if scores else None,
+            "trajectories": task.trajectories,
+            "groups_trained": task.groups,
+            "success": task.successes / task.trajectories if task.trajectories else None,
+            "reward": task.reward_sum / task.trajectories if task.trajectories else None,
+            "pool_share": {pool: count / served for pool, count in task.requests_by_pool.items()},
+            "turns": task.turns,
+            "prefill_tokens": task.prefill_tokens,
+            "decode_tokens": task.decode_tokens,
+            "quarantined": task.quarantined,
+        }
+
+    def _workers(self) -> dict[str, dict[str, int]]:
+        alive: Counter[str] = Counter(worker.role for worker in self.core.workers.values())
+        tally = self.core.tally
+        roles = sorted(set(tally.joined) | {"env", "engine", "trainer", "reward"})
+        return {r: {"joined": tally.joined[r], "lost": tally.lost[r], "alive": alive[r]} for r in roles}
+
+    def _generated_tokens(self) -> int:
+        return sum(task.decode_tokens for task in self.core.tally.tasks.values())
+
+
+def _staleness(record: ev.RecordStep) -> Counter[int]:
+    step = record.version - 1
+    return Counter(step - member.first_version for group in record.groups for member in group.members)
+
+
+def _means(record: ev.RecordStep) -> dict[str, dict[str, float]]:
+    played: defaultdict[str, list[Trajectory]] = defaultdict(list)
+    for group in record.groups:
+        played[group.task] += group.members
+    return {
+        "reward": {task: sum(t.reward for t in plays) / len(plays) for task, plays in played.items()},
+        "success": {task: sum(t.success for t in plays) / len(plays) for task, plays in played.items()},
+        "turns": {task: sum(t.turn for t in plays) / len(plays) for task, plays in played.items()},
+    }
+
+
+def _elapsed_before(run: RunDir) -> float:
+    """How long earlier controllers of this run were up."""
+    try:
+        return float(msgspec.json.decode(run.status.read_bytes())["time_s"])
+    except (OSError, ValueError, KeyError, TypeError, msgspec.DecodeError):
+        return 0.0

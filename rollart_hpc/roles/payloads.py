@@ -1,0 +1,55 @@
+"""The payloads that pass through the controller. Owns tokens and transcripts by trajectory; never looks inside.
+
+The core decides by name, this store holds what the name stands for until the core says `Release`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from rollart_hpc.errors import SiteError
+from rollart_hpc.types import Frame
+from rollart_hpc.wire.messages import Chunk, ChunkItem, Ended, Generated, TurnWanted, decode, encode
+
+TRANSCRIPT, RECORD = 0, slice(1, 4)  # frames of an Ended message
+
+
+class Payloads:
+    def __init__(self) -> None:
+        self.turns: dict[str, tuple[TurnWanted, list[Frame]]] = {}
+        self.answers: dict[int, tuple[Generated, list[Frame]]] = {}
+        self.ended: dict[str, tuple[Ended, list[Frame]]] = {}
+
+    def release(self, trajectory: str) -> None:
+        self.turns.pop(trajectory, None)
+        self.ended.pop(trajectory, None)
+
+    def chunk_item(self, trajectory: str, group: int, task: str, reward: float) -> tuple[ChunkItem, list[Frame]]:
+        ended, frames = self.ended[trajectory]
+        return ChunkItem(trajectory, group, task, reward, ended.sample_lengths), frames[RECORD]
+
+    def save(self, path: Path, trajectories: list[str]) -> None:
+        """Write what buffered trajectories need: one list of byte strings each, header first."""
+        kept = [self.ended[name] for name in trajectories]
+        content = msgspec.msgpack.encode([[encode(ended), *map(bytes, frames)] for ended, frames in kept])
+        path.write_bytes(content)
+
+    def load(self, path: Path) -> None:
+        try:
+            rows = msgspec.msgpack.decode(path.read_bytes(), type=list[list[bytes]])
+        except (OSError, msgspec.DecodeError) as error:
+            fix = "remove this checkpoint to go on from the one before"
+            raise SiteError(f"{path} can't be read: {error}", fix) from None
+        for header, *frames in rows:
+            ended = decode(header)
+            assert isinstance(ended, Ended)
+            self.ended[ended.trajectory] = (ended, list(frames))
+
+
+def chunk_frames(
+    items: list[tuple[ChunkItem, list[Frame]]], step: int, index: int, last: bool
+) -> tuple[Chunk, list[Frame]]:
+    frames = [frame for _, record in items for frame in record]
+    return Chunk(step, index, [item for item, _ in items], last), frames

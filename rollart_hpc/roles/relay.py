@@ -1,0 +1,58 @@
+"""A node's relay: keeps the newest weights in shared memory and passes them on to other nodes."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from rollart_hpc.observe.trace import Tracer
+from rollart_hpc.roles.start import Start, connect, find_address, run_role
+from rollart_hpc.wire.link import Link
+from rollart_hpc.wire.messages import Stop, WhoAreYou
+
+if TYPE_CHECKING:
+    from rollart_hpc.weights.relay import Relay
+
+log = logging.getLogger(__name__)
+
+
+def main(start: Start) -> None:
+    from rollart_hpc.weights.groups import address_facing
+    from rollart_hpc.weights.relay import Relay
+    from rollart_hpc.weights.store import NodeStore
+
+    controller = urlsplit(find_address(start))
+    host = address_facing(controller.hostname or "", controller.port or 0)
+    store = NodeStore(start.run.store_root, start.node)
+    store.claim(start.incarnation)
+    link = connect(start, address=host)
+    with Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
+        relay = Relay(store, host, start.config.weights.deadline_s, link.send, tracer)
+        try:
+            _serve(link, relay, tracer)
+        finally:
+            relay.close()
+            link.close()
+            if store.is_owned_by(start.incarnation):  # else a newer relay of this node lives on it
+                store.remove()
+
+
+def _serve(link: Link, relay: Relay, tracer: Tracer) -> None:
+    relay.announce()
+    while True:
+        received = link.recv()
+        assert received is not None, "recv without a timeout returns a message"
+        message, _ = received
+        tracer.set_offset(link.clock_offset_s)
+        if isinstance(message, Stop):
+            log.info("stopping: %s", message.reason)
+            return
+        if isinstance(message, WhoAreYou):
+            relay.announce()
+        else:
+            relay.handle(message)
+
+
+if __name__ == "__main__":
+    run_role("relay", main)

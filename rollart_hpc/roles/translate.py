@@ -1,0 +1,86 @@
+"""Messages into events and commands into messages. Owns the mapping; decides nothing."""
+
+from __future__ import annotations
+
+import struct
+
+from rollart_hpc.flow import events as ev
+from rollart_hpc.types import Frame, WeightsId
+from rollart_hpc.wire import messages as ms
+
+
+def _generated(m: ms.Generated, frames: list[Frame]) -> ev.Event:
+    """The versions frame is peeked at for its first and last entry: that is all the core needs of it."""
+    versions = memoryview(frames[2])
+    first, last = versions[:4], versions[-4:]
+    return ev.Generated(m.request, _int32(first), _int32(last), m.num_prefill_tokens, m.num_decode_tokens)
+
+
+def _int32(four: memoryview) -> int:
+    return int(struct.unpack("<i", four)[0])
+
+
+def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | None:  # noqa: PLR0912 - one line each
+    """The event that a worker's message stands for; None if it is none (a heartbeat, say)."""
+    match m:
+        case ms.TurnWanted():
+            return ev.TurnWanted(m.trajectory, m.issue, m.turn)
+        case ms.Generated():
+            return _generated(m, frames)
+        case ms.PrefixMissing():
+            return ev.PrefixMissing(m.request)
+        case ms.Ended():
+            return ev.Ended(m.trajectory, m.issue, m.status, m.num_turns, m.num_tokens)
+        case ms.Scored():
+            return ev.Scored(m.trajectory, m.issue, m.reward, m.success, m.seconds)
+        case ms.ScoreFailed():
+            return ev.ScoreFailed(m.trajectory, m.issue, name)
+        case ms.BatchWanted():
+            return ev.BatchWanted(m.version)
+        case ms.Committed():
+            return ev.Committed(m.version, m.wait_s, m.train_s)
+        case ms.Saved():
+            return ev.Saved(m.version, not m.error)
+        case ms.Published():
+            return ev.Published(WeightsId(m.attempt, m.version))
+        case ms.Held():
+            return ev.Held(name, WeightsId(m.attempt, m.version))
+        case ms.TransferReady():
+            return ev.TransferReady(m.epoch, m.host, m.port)
+        case ms.TransferFailed():
+            return ev.TransferFailed(m.epoch, name)
+        case ms.TransferSent():
+            return ev.TransferSent(m.epoch)
+        case ms.Installed():
+            return ev.Installed(name, WeightsId(m.attempt, m.version), m.num_bytes, m.seconds, m.exposed_s)
+        case ms.InstallFailed():
+            return ev.InstallFailed(name, WeightsId(m.attempt, m.version))
+        case ms.Drain():
+            return ev.DrainWanted(m.reason)
+    return None
+
+
+def message_of(c: ev.Command) -> tuple[str, ms.Message] | None:
+    """Receiver and message of a command that carries no payload; None if it needs more than a message."""
+    match c:
+        case ev.Play():
+            return c.worker, ms.Play(
+                c.trajectory, c.issue, c.task, c.seed, c.sample_seed, c.temperature, c.purpose
+            )
+        case ev.CancelPlay():
+            return c.worker, ms.Cancel(c.trajectory, c.issue, c.reason)
+        case ev.AskAgain():
+            return c.worker, ms.Resend(c.trajectory, c.issue, c.turn)
+        case ev.AbortRequest():
+            return c.engine, ms.Abort(c.request)
+        case ev.Forget():
+            return c.engine, ms.Forget([c.trajectory])
+        case ev.Adopt():
+            return c.relay, ms.Adopt(*c.weights)
+        case ev.OfferTransfer():
+            return c.source, ms.TransferOffer(c.epoch, *c.weights, c.size)
+        case ev.JoinTransfer():
+            return c.target, ms.TransferJoin(c.epoch, *c.weights, c.rank, c.size, c.host, c.port)
+        case ev.Install():
+            return c.engine, ms.Install(*c.weights)
+    return None

@@ -1,0 +1,150 @@
+"""What is optimised, as pure functions. Owns advantages, token losses and how they add up; knows no model and no rank.
+
+A step's loss is  sum over sampled tokens of  weight(t) * loss(t),  divided once by the step's total:
+
+    aggregation   weight of a token               total
+    token_mean    1                               sampled tokens
+    sample_mean   1 / sampled tokens of its sample  samples
+    sample_sum    1                               samples
+
+Because it is a sum, it may be taken in any number of pieces (micro-batches, chunks, ranks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rollart_hpc.config.schema import AlgorithmConfig, TrainerConfig
+from rollart_hpc.types import Sample, TrainGroup
+
+Scope = Literal["group", "batch"]
+
+_STD_FLOOR = 1e-6
+SCOPES: dict[str, Scope] = {"grpo": "group", "reinforce": "batch"}
+
+
+def scope(estimator: str) -> Scope:
+    """`group`: advantages need their group only; `batch`: all groups of the step, so nothing can be streamed."""
+    return SCOPES[estimator]
+
+
+# --- advantages ------------------------------------------------------------------------------
+
+
+def grpo_advantages(rewards: NDArray[np.float64], normalise_std: bool) -> NDArray[np.float64]:
+    """Reward relative to the group's mean, in units of its standard deviation."""
+    centred = rewards - rewards.mean()
+    if not normalise_std or len(rewards) < 2:
+        return centred
+    return centred / (rewards.std(ddof=1) + _STD_FLOOR)
+
+
+def reinforce_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Reward relative to the batch's mean."""
+    return rewards - rewards.mean()
+
+
+def assign_advantages(groups: Sequence[TrainGroup], algorithm: AlgorithmConfig) -> None:
+    """Give every sample its trajectory's advantage. `groups` is one chunk, or the whole batch for a `batch` scope."""
+    if scope(algorithm.estimator) == "batch":
+        samples = [sample for group in groups for sample in group.samples]
+        rewards = trajectory_rewards(samples)
+        _give(samples, rewards, reinforce_advantages(_values(rewards)))
+        return
+    for group in groups:
+        rewards = trajectory_rewards(group.samples)
+        _give(group.samples, rewards, grpo_advantages(_values(rewards), algorithm.normalise_std))
+
+
+def trajectory_rewards(samples: Sequence[Sample]) -> dict[str, float]:
+    """A trajectory of several samples counts once."""
+    return {sample.trajectory: sample.reward for sample in samples}
+
+
+def _values(rewards: dict[str, float]) -> NDArray[np.float64]:
+    return np.fromiter(rewards.values(), np.float64, len(rewards))
+
+
+def _give(samples: Sequence[Sample], rewards: dict[str, float], advantages: NDArray[np.float64]) -> None:
+    by_trajectory = dict(zip(rewards, advantages.tolist(), strict=True))
+    for sample in samples:
+        sample.advantage = by_trajectory[sample.trajectory]
+
+
+# --- token losses ----------------------------------------------------------------------------
+
+
+class TokenLoss(NamedTuple):
+    """All of one shape: a value per sampled token. `ratio` and `is_clipped` carry no gradient."""
+
+    loss: torch.Tensor
+    ratio: torch.Tensor  # new / behaviour
+    is_clipped: torch.Tensor
+
+
+def policy_loss(
+    new: torch.Tensor,
+    behaviour: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    proximal: torch.Tensor | None = None,
+) -> TokenLoss:
+    """PPO's clipped loss against the log-probs that the tokens were sampled with.
+
+    With `proximal` (decoupled, as in AReaL) the trust region lies around the proximal policy and each token is
+    weighted by proximal / behaviour, so that old data is corrected but not clipped away.
+    """
+    anchor = behaviour if proximal is None else proximal
+    ratio = torch.exp(new - anchor)
+    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    free_loss, clipped_loss = -ratio * advantages, -clipped * advantages
+    loss = torch.maximum(free_loss, clipped_loss)
+    if proximal is not None:
+        loss = loss * torch.exp(proximal - behaviour).detach()
+    with torch.no_grad():
+        return TokenLoss(loss, torch.exp(new - behaviour), clipped_loss > free_loss)
+
+
+def k3_kl(new: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """KL(new || other) per token, estimated from the token sampled: never negative, low variance."""
+    gap = other - new
+    return torch.expm1(gap) - gap
+
+
+def entropy_of(logprobs: torch.Tensor) -> torch.Tensor:
+    """Entropy of each row of log-probs [tokens, vocabulary]."""
+    return -(logprobs.exp() * logprobs).sum(-1)
+
+
+# --- sums ------------------------------------------------------------------------------------
+
+
+def token_weight(aggregation: str, num_sampled_tokens: int) -> float:
+    """Weight of each token of a sample with so many sampled ones."""
+    return 1.0 / num_sampled_tokens if aggregation == "sample_mean" else 1.0
+
+
+def step_total(aggregation: str, num_tokens: int, num_samples: int) -> int:
+    """What the summed losses of a step are divided by. A step without a token divides nothing by one."""
+    return max(1, num_tokens if aggregation == "token_mean" else num_samples)
+
+
+# --- schedule --------------------------------------------------------------------------------
+
+
+def learning_rate(trainer: TrainerConfig, step: int, num_steps: int) -> float:
+    """Of the step `step` -> `step + 1`: linear warm-up, then constant, linear or cosine down to min_lr_ratio."""
+    if step < trainer.warmup_steps:
+        return trainer.lr * (step + 1) / trainer.warmup_steps
+    if trainer.schedule == "constant":
+        return trainer.lr
+    done = min(1.0, (step - trainer.warmup_steps) / max(1, num_steps - trainer.warmup_steps))
+    left = 1.0 - done if trainer.schedule == "linear" else 0.5 * (1.0 + np.cos(np.pi * done))
+    return float(trainer.lr * (trainer.min_lr_ratio + (1.0 - trainer.min_lr_ratio) * left))

@@ -1,0 +1,57 @@
+"""Attention of a packed micro-batch: every sample sees itself only. Owns one attention function for transformers.
+
+Each sample gets a causal kernel call of its own, so nothing is computed for pairs of tokens of different samples and
+nothing is padded. A dense block-diagonal mask (what transformers makes of packed `position_ids`) computes them all:
+at 8,192 tokens of 300-token samples on CPU it takes several times as long as this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+
+NAME = "rollart_packed"
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    sample_lengths: list[int],
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """query, key, value: [1, heads, tokens, head_dim]; the samples lie one after the other along `tokens`."""
+    parts = zip(query.split(sample_lengths, 2), key.split(sample_lengths, 2), value.split(sample_lengths, 2))
+    done = [_attend(q, k, v, scaling, sliding_window) for q, k, v in parts]
+    return torch.cat(done, dim=2).transpose(1, 2), None
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None, window: int | None
+) -> torch.Tensor:
+    num_tokens = q.shape[2]
+    is_grouped = q.shape[1] != k.shape[1]
+    if window is None or num_tokens <= window:
+        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=is_grouped)
+    distance = torch.arange(num_tokens, device=q.device)[:, None] - torch.arange(num_tokens, device=q.device)
+    mask = (distance >= 0) & (distance < window)
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling, enable_gqa=is_grouped)
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+def register() -> str:
+    """Make the function known to transformers; returns its `attn_implementation`."""
+    AttentionInterface.register(NAME, packed_attention)
+    AttentionMaskInterface.register(NAME, _no_mask)
+    return NAME

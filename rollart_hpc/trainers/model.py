@@ -1,0 +1,87 @@
+"""A transformers causal LM, sharded. Owns loading, FSDP2 and the forward that yields log-probs; knows no loss.
+
+Weights are float32 on every rank's shard. With dtype bfloat16 they are computed with and exported in bfloat16, while
+gradients are reduced and the optimizer runs in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from rollart_hpc.errors import SiteError
+from rollart_hpc.trainers import attention
+from rollart_hpc.trainers.packing import MicroBatch
+from rollart_hpc.trainers.world import World
+
+
+def load_sharded(directory: Path, world: World, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of a Hugging Face directory, one shard per rank, without dropout."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, attn_implementation=attention.register(), local_files_only=True
+        )
+    except (OSError, ValueError, KeyError) as error:
+        what = str(error).splitlines()[0][:300]
+        raise SiteError(f"{directory} is no model that can be trained: {what}", "check model.path") from None
+    model.eval()
+    return shard(model, world, dtype)
+
+
+def shard(model: PreTrainedModel, world: World, dtype: torch.dtype) -> PreTrainedModel:
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    policy = MixedPrecisionPolicy()
+    if dtype != torch.float32:
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32)
+    for layer in _layers(model):
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # losses are sums: gradients add up over ranks
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    return model
+
+
+def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The repeated blocks; embeddings and head stay in the root's shard, where tied ones are one parameter."""
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def sampled_logits(model: PreTrainedModel, micro: MicroBatch, temperature: float) -> torch.Tensor:
+    """[sampled, vocabulary] in float32, at the temperature of sampling, for the places that matter only.
+
+    An empty micro-batch yields one row that must not count.
+    """
+    keep = micro.keep if micro.num_sampled else torch.zeros(1, dtype=torch.long, device=micro.ids.device)
+    output = model(
+        input_ids=micro.ids,
+        position_ids=micro.positions,
+        use_cache=False,
+        logits_to_keep=keep,
+        sample_lengths=micro.lengths,
+    )
+    logits = output.logits[0].float()
+    return logits if temperature == 1.0 else logits / temperature
+
+
+def named_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """What makes up the model, by Hugging Face names: parameters (tied ones once) and persistent buffers."""
+    yield from model.named_parameters()
+    kept = model.state_dict().keys()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
+
+
+def full_tensors(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """Gathered one at a time. A yielded tensor may share memory with the live weights: copy what is kept."""
+    for name, tensor in named_tensors(model):
+        detached = tensor.detach()
+        full = detached.full_tensor() if isinstance(detached, DTensor) else detached
+        yield name, full.to(dtype) if full.is_floating_point() else full

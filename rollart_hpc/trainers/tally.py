@@ -1,0 +1,88 @@
+"""What a step reports. Owns names and sums of the metrics; knows neither model nor optimizer.
+
+Sums are taken over the sampled tokens of this rank, in the order of its micro-batches, and added over ranks once.
+
+    ratio_*, clip_fraction    new / behaviour, and the share of tokens whose gradient the clip cut
+    kl_behaviour              KL from the policy that sampled to the current one
+    entropy                   exact if the bonus needs it, else estimated by -log p of the sampled tokens
+    logprob_gap_*             |trainer - engine| on tokens sampled under the current weights: should be rounding only
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from rollart_hpc.trainers.algorithms import TokenLoss, k3_kl
+from rollart_hpc.trainers.packing import MicroBatch
+
+if TYPE_CHECKING:
+    from rollart_hpc.trainers.world import World
+
+_SUMS = ("loss", "ratio", "clipped", "entropy", "kl_behaviour", "kl_reference", "gap", "gap_tokens")
+_MAXIMA = ("ratio", "gap")
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.num_samples = 0
+        self.rewards: list[float] = []
+        self._sums = [0.0] * len(_SUMS)
+        self._maxima = [0.0] * len(_MAXIMA)
+
+    def add(
+        self,
+        micro: MicroBatch,
+        terms: TokenLoss,
+        *,
+        version: int,
+        loss: torch.Tensor,
+        new: torch.Tensor,
+        entropy: torch.Tensor | None,
+        kl_reference: torch.Tensor | None,
+    ) -> None:
+        """One transfer from the device per micro-batch."""
+        with torch.no_grad():
+            is_current = micro.versions == version
+            gap = (new - micro.behaviour).abs() * is_current
+            zero = new.new_zeros(())
+            values = [
+                loss,
+                terms.ratio.sum(),
+                terms.is_clipped.sum(),
+                (-new if entropy is None else entropy).sum(),
+                k3_kl(micro.behaviour, new).sum(),
+                zero if kl_reference is None else kl_reference.sum(),
+                gap.sum(),
+                is_current.sum(),
+                terms.ratio.max(),
+                gap.max(),
+            ]
+            numbers = torch.stack([value.detach().double() for value in values]).tolist()
+        count = len(_SUMS)
+        self._sums = [a + b for a, b in zip(self._sums, numbers[:count])]
+        self._maxima = [max(a, b) for a, b in zip(self._maxima, numbers[count:])]
+
+    def metrics(self, world: World, total: int) -> dict[str, float]:
+        sums = dict(zip(_SUMS, world.sum(self._sums)))
+        maxima = dict(zip(_MAXIMA, world.max(self._maxima)))
+        tokens = max(1, self.num_tokens)
+        metrics = {
+            "loss": sums["loss"] / total,
+            "reward_mean": sum(self.rewards) / max(1, len(self.rewards)),
+            "ratio_mean": sums["ratio"] / tokens,
+            "ratio_max": maxima["ratio"],
+            "clip_fraction": sums["clipped"] / tokens,
+            "entropy": sums["entropy"] / tokens,
+            "kl_behaviour": sums["kl_behaviour"] / tokens,
+            "kl_reference": sums["kl_reference"] / tokens,
+            "logprob_gap_mean": sums["gap"] / max(1.0, sums["gap_tokens"]),
+            "logprob_gap_max": maxima["gap"],
+            "logprob_gap_tokens": sums["gap_tokens"],
+            "tokens": float(self.num_tokens),
+            "samples": float(self.num_samples),
+            "trajectories": float(len(self.rewards)),
+        }
+        return metrics

@@ -1,0 +1,149 @@
+"""The ranks of one trainer. Owns torch.distributed's default group and how ranks find each other; knows no model.
+
+Rank 0 opens a store on a port of the system's choice and writes its address into a file; the others wait for that
+file. One rank alone opens no port. Payloads travel as raw bytes, never pickled. A rank that dies closes its sockets,
+which breaks the group for the others; one that stands still is found by its missing heartbeats, so operations
+themselves may wait for as long as the controller needs to make a batch.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from rollart_hpc.errors import SiteError
+from rollart_hpc.files import read_json, write_json
+from rollart_hpc.types import Frame
+
+_FOREVER = timedelta(days=30)
+_RETRY_S = 0.05
+
+
+@dataclass(frozen=True)
+class World:
+    rank: int
+    size: int
+    device: torch.device
+
+    def sum(self, values: list[float]) -> list[float]:
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def max(self, values: list[float]) -> list[float]:
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: list[float], op: dist.ReduceOp.RedOpType) -> list[float]:
+        if self.size == 1:
+            return values
+        tensor = torch.tensor(values, dtype=torch.float64)
+        with rank_errors():
+            dist.all_reduce(tensor, op)
+        return tensor.tolist()
+
+    def all_good(self, problem: str) -> None:
+        """Raise on every rank if any rank has a problem; the ranks that have it name it."""
+        num_bad = int(self.sum([float(bool(problem))])[0])
+        if num_bad:
+            raise SiteError(problem or f"{num_bad} other trainer ranks failed: see their logs")
+
+    def broadcast(self, frames: Sequence[Frame] | None = None) -> list[Frame]:
+        """Rank 0 gives frames, every rank returns them."""
+        if self.size == 1:
+            assert frames is not None
+            return list(frames)
+        payload = _join(frames) if frames is not None else None
+        length = torch.tensor([0 if payload is None else len(payload)])
+        with rank_errors():
+            dist.broadcast(length, src=0)
+            data = torch.empty(int(length), dtype=torch.uint8) if payload is None else payload
+            dist.broadcast(data, src=0)
+        return _split(data)
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@contextmanager
+def rank_errors() -> Iterator[None]:
+    """torch reports a lost peer as a RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise SiteError(f"another trainer rank is gone: {str(error).splitlines()[0][:200]}", "see its log") from None
+
+
+def open_world(rank: int, size: int, device: str, rendezvous: Path | None = None, host: str = "127.0.0.1") -> World:
+    """Meet the other ranks through the file `rendezvous` (unused by one rank alone)."""
+    place = pick_device(device, rank)
+    backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    if size == 1:
+        store: dist.Store = dist.HashStore()
+    else:
+        assert rendezvous is not None
+        if ipaddress.ip_address(host).is_loopback:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        store = _open_store(rendezvous, host) if rank == 0 else _join_store(rendezvous)
+    with rank_errors():
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_FOREVER)
+    return World(rank, size, place)
+
+
+def pick_device(name: str, rank: int) -> torch.device:
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise SiteError("trainer.device is cuda, but this node has no usable GPU", "set trainer.device=auto")
+    return torch.device("cuda", rank % torch.cuda.device_count())
+
+
+def _open_store(rendezvous: Path, host: str) -> dist.Store:
+    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_FOREVER)
+    write_json(rendezvous, {"host": host, "port": store.port})
+    return store
+
+
+def _join_store(rendezvous: Path, timeout_s: float = 300.0) -> dist.Store:
+    """The file may be missing still, or left by a rank 0 that is gone: read it again until someone answers."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        address = read_json(rendezvous)
+        if address is not None:
+            try:
+                store = dist.TCPStore(address["host"], address["port"], timeout=timedelta(seconds=5))
+            except RuntimeError:
+                pass
+            else:
+                store.set_timeout(_FOREVER)
+                return store
+        time.sleep(_RETRY_S)
+    raise SiteError(f"rank 0 of the trainer can't be reached by {rendezvous}", "see the log of trainer rank 0")
+
+
+def _join(frames: Sequence[Frame]) -> torch.Tensor:
+    """[number of frames, their lengths, their bytes]"""
+    views = [memoryview(frame).cast("B") for frame in frames]
+    head = torch.tensor([len(views), *(len(view) for view in views)], dtype=torch.int64).numpy().tobytes()
+    return torch.frombuffer(bytearray(b"".join([head, *views])), dtype=torch.uint8)
+
+
+def _split(data: torch.Tensor) -> list[Frame]:
+    view = memoryview(data.numpy())
+    count = int.from_bytes(view[:8], "little")
+    lengths = [int.from_bytes(view[8 * i : 8 * i + 8], "little") for i in range(1, count + 1)]
+    frames: list[Frame] = []
+    at = 8 * (count + 1)
+    for length in lengths:
+        frames.append(view[at : at + length])
+        at += length
+    return frames

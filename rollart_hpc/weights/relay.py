@@ -1,0 +1,186 @@
+"""What a relay does with its node's store. Owns transfers in flight; knows no socket of the control plane.
+
+    Adopt          the trainer of this node wrote a version here    -> Held
+    TransferOffer  send a version to other nodes, in a thread       -> TransferReady, then TransferSent | TransferFailed
+    TransferJoin   receive a version into the store, in a thread    -> Held | TransferFailed
+
+The newest two versions stay, and whatever is being sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from rollart_hpc.errors import RollartError, SiteError
+from rollart_hpc.observe.trace import Tracer
+from rollart_hpc.types import WeightsId
+from rollart_hpc.weights.groups import Group, TransferError
+from rollart_hpc.weights.layout import BadWeights
+from rollart_hpc.weights.store import MANIFEST, NodeStore, new_bucket
+from rollart_hpc.weights.transfer import Receiving, Rendezvous, Sending, open_rendezvous
+from rollart_hpc.wire.messages import (
+    Adopt,
+    Held,
+    Message,
+    TransferFailed,
+    TransferJoin,
+    TransferOffer,
+    TransferReady,
+    TransferSent,
+)
+
+log = logging.getLogger(__name__)
+
+KEEP = 2
+
+
+class Relay:
+    """`report` is called from the caller's thread and from those of transfers."""
+
+    def __init__(
+        self, store: NodeStore, host: str, deadline_s: float, report: Callable[[Message], None], tracer: Tracer
+    ) -> None:
+        self._store = store
+        self._host = host
+        self._deadline_s = deadline_s
+        self._report = report
+        self._tracer = tracer
+        self._lock = threading.Lock()
+        self._sending: Counter[WeightsId] = Counter()
+        self._groups: dict[int, Group] = {}  # by epoch
+        self._threads: list[threading.Thread] = []
+
+    def announce(self) -> None:
+        """Tell what the store holds already: after a restart, or when the controller lost sight of this process."""
+        for weights_id in self._store.versions():
+            try:
+                self._verify(weights_id, time.monotonic())
+            except BadWeights as error:
+                log.warning("discarding %s: %s", weights_id, error)
+                self._store.discard(weights_id)
+
+    def handle(self, message: Message) -> None:
+        if isinstance(message, Adopt):
+            self._adopt(WeightsId(message.attempt, message.version))
+        elif isinstance(message, TransferOffer):
+            self._offer(message)
+        elif isinstance(message, TransferJoin):
+            self._start(message.epoch, self._receive, message)
+        else:
+            log.warning("a relay does not understand %s", type(message).__name__)
+
+    def close(self) -> None:
+        """Break what is in flight; its peers hear of it at once."""
+        with self._lock:
+            groups = list(self._groups.values())
+        for group in groups:
+            group.abort()
+        for thread in self._threads:
+            thread.join(1.0)
+
+    def _adopt(self, weights_id: WeightsId) -> None:
+        start_s = time.monotonic()
+        try:
+            self._verify(weights_id, start_s)
+        except BadWeights as error:
+            if any(newer > weights_id for newer in self._store.versions()):
+                log.info("%s is gone already, a newer version follows", weights_id)
+                return
+            raise SiteError(f"can't adopt {weights_id}: {error}", "see the trainer's log on this node") from None
+        self._tracer.span("weights.adopt", start_s, time.monotonic(), version=weights_id.version)
+        self._prune()
+
+    def _verify(self, weights_id: WeightsId, start_s: float) -> None:
+        stored = self._store.open(weights_id)
+        stored.verify()
+        self._report(Held(*weights_id, stored.manifest.num_bytes, time.monotonic() - start_s))
+
+    def _offer(self, offer: TransferOffer) -> None:
+        try:
+            rendezvous = open_rendezvous(self._host)
+        except SiteError as error:
+            self._report(TransferFailed(offer.epoch, str(error)))
+            return
+        self._start(offer.epoch, self._send, offer, rendezvous)
+        self._report(TransferReady(offer.epoch, rendezvous.host, rendezvous.port))
+
+    def _start(self, epoch: int, work: Callable[..., None], *args: object) -> None:
+        """Older epochs are over for the controller: break those that still wait for someone."""
+        with self._lock:
+            outdated = [group for e, group in self._groups.items() if e < epoch]
+        for group in outdated:
+            group.abort()
+        thread = threading.Thread(
+            target=self._guarded, args=(epoch, work, *args), name=f"transfer-{epoch}", daemon=True
+        )
+        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
+        thread.start()
+
+    def _guarded(self, epoch: int, work: Callable[..., None], *args: object) -> None:
+        try:
+            work(*args)
+        except RollartError as error:
+            log.warning("epoch %d: %s", epoch, error)
+            self._report(TransferFailed(epoch, error.what))
+        except Exception as error:  # a thread must not end in silence: the controller forms the collective again
+            log.exception("epoch %d", epoch)
+            self._report(TransferFailed(epoch, f"{type(error).__name__}: {error}"))
+        finally:
+            with self._lock:
+                self._groups.pop(epoch, None)
+            with suppress(OSError):
+                self._prune()
+
+    def _send(self, offer: TransferOffer, rendezvous: Rendezvous) -> None:
+        weights_id = WeightsId(offer.attempt, offer.version)
+        with self._in_use(weights_id):
+            stored = self._store.open(weights_id)
+            sending = Sending(rendezvous, offer.size, self._deadline_s)
+            self._watch(offer.epoch, sending.group)
+            start_s = time.monotonic()
+            num_bytes = sending.send(weights_id, stored.buckets(), lambda: stored.manifest.digest)
+        end_s = time.monotonic()
+        self._tracer.span("weights.send", start_s, end_s, version=weights_id.version, bytes=num_bytes)
+        self._report(TransferSent(offer.epoch, num_bytes, end_s - start_s))
+
+    def _receive(self, join: TransferJoin) -> None:
+        weights_id = WeightsId(join.attempt, join.version)
+        receiving = Receiving(join.host, join.port, join.rank, join.size, deadline_s=self._deadline_s)
+        self._watch(join.epoch, receiving.group)
+        start_s = time.monotonic()
+        with receiving, self._store.draft(weights_id) as draft:
+            if receiving.weights_id != weights_id:
+                raise TransferError(f"epoch {join.epoch} brings {receiving.weights_id}, not {weights_id}")
+            for _ in receiving.buckets(lambda index, num_bytes: new_bucket(draft, index, num_bytes)):
+                pass
+            manifest = receiving.manifest()
+            draft.commit(MANIFEST, manifest.encode())
+            receiving.acknowledge()
+        end_s = time.monotonic()
+        self._tracer.span("weights.receive", start_s, end_s, version=weights_id.version, bytes=manifest.num_bytes)
+        self._report(Held(*weights_id, manifest.num_bytes, end_s - start_s))
+
+    def _watch(self, epoch: int, group: Group) -> None:
+        with self._lock:
+            self._groups[epoch] = group
+
+    @contextmanager
+    def _in_use(self, weights_id: WeightsId) -> Iterator[None]:
+        with self._lock:
+            self._sending[weights_id] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sending[weights_id] -= 1
+
+    def _prune(self) -> None:
+        with self._lock:
+            in_use = [weights_id for weights_id, count in self._sending.items() if count]
+            self._sending = +self._sending
+        self._store.prune(KEEP, in_use)

@@ -1,0 +1,74 @@
+"""Relays in processes of their own, driven by hand. They are forked from a server that has torch loaded: 20 ms each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollart_hpc.weights.store import NodeStore
+from rollart_hpc.wire.messages import AnyMessage, Message, decode, encode
+
+DEADLINE_S = 2.0
+PATIENCE_S = 60.0
+
+sys.path.append(str(Path(__file__).parents[2]))  # the children import this package's `peer`
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["rollart_hpc.weights.relay"])
+
+
+class Peer:
+    """A relay process of one node."""
+
+    def __init__(self, root: Path, node: str) -> None:
+        from tests.weights.peer import main
+
+        self.store = NodeStore(root, node)
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(target=main, args=(theirs, root, node, DEADLINE_S), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def send(self, message: Message) -> None:
+        self._pipe.send_bytes(encode(message))
+
+    def recv(self) -> AnyMessage:
+        assert self._pipe.poll(PATIENCE_S), "no answer from the relay"
+        return decode(self._pipe.recv_bytes())
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process.pid
+        os.kill(self.process.pid, number)
+        if number == signal.SIGKILL:
+            self.process.join()
+
+    def close(self) -> None:
+        if self.process.is_alive():
+            self.signal(signal.SIGKILL)
+        self._pipe.close()
+
+
+class Peers:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._all: list[Peer] = []
+
+    def start(self, node: str) -> Peer:
+        self._all.append(Peer(self.root, node))
+        return self._all[-1]
+
+    def close(self) -> None:
+        for peer in self._all:
+            peer.close()
+
+
+@pytest.fixture
+def peers(tmp_path: Path) -> Iterator[Peers]:
+    made = Peers(tmp_path / "root")
+    yield made
+    made.close()

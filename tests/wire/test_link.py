@@ -1,0 +1,250 @@
+"""A worker's link with real sockets and, where the point is a process, real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rollart_hpc.errors import SiteError
+from rollart_hpc.wire.keys import ClientKeys, load_client, load_server, make_keys, new_keys
+from rollart_hpc.wire.link import Link, LinkClosed
+from rollart_hpc.wire.members import Joined, Lost
+from rollart_hpc.wire.messages import MAX_FRAME_BYTES, Resend, Stop, WhoAreYou
+from tests.wire.star import Controller, make_hello
+
+ROOT = Path(__file__).parents[2]
+
+
+class Proxy:
+    """TCP between link and hub, so that a test can cut the connection under both."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                inner, _ = self._listener.accept()
+                outer = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                return
+            self._sockets += [inner, outer]
+            for source, target in ((inner, outer), (outer, inner)):
+                threading.Thread(target=self._copy, args=(source, target), daemon=True).start()
+
+    @staticmethod
+    def _copy(source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                target.sendall(data)
+        except OSError:
+            pass
+
+    def cut(self) -> None:
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        self._sockets.clear()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+
+
+def echo(link: Link, text: str) -> bool:
+    """Whether `text` came back, past whatever else waits."""
+    link.send(Resend(text, 0, 0))
+    while (received := link.recv(10)) is not None:
+        if received[0] == Stop(text):
+            return True
+    return False
+
+
+def test_recv_times_out_and_fileno_follows_the_inbox(controller: Controller) -> None:
+    link = Link(controller.address, controller.client, make_hello())
+    assert link.recv(0) is None and link.recv(0.01) is None
+    assert not select.select([link.fileno()], [], [], 0)[0]
+    link.send(Resend("a", 0, 0))
+    assert select.select([link.fileno()], [], [], 10)[0]
+    assert link.recv(10) == (Stop("a"), [])
+    assert not select.select([link.fileno()], [], [], 0)[0]
+    link.close()
+
+
+def test_many_threads_may_send(controller: Controller) -> None:
+    link = Link(controller.address, controller.client, make_hello())
+
+    def work(start: int) -> None:
+        for number in range(start, start + 100):
+            link.send(Resend(str(number), 0, 0))
+
+    threads = [threading.Thread(target=work, args=(start,)) for start in range(0, 400, 100)]
+    for thread in threads:
+        thread.start()
+    answers = set()
+    for _ in range(400):
+        received = link.recv(10)
+        assert received is not None and isinstance(received[0], Stop)
+        answers.add(received[0].reason)
+    assert answers == {str(number) for number in range(400)}
+    link.close()
+
+
+def test_close_sends_what_is_queued_then_bye(controller: Controller) -> None:
+    link = Link(controller.address, controller.client, make_hello())
+    assert isinstance(controller.event(), Joined)
+    for number in range(50):
+        link.send(Resend(str(number), 0, 0))
+    link.close("all done")
+    link.close("twice is fine")
+    link.send(Resend("too late", 0, 0))
+    lost = controller.event()
+    assert isinstance(lost, Lost) and lost.reason == "said bye: all done"
+    assert controller.messages.qsize() == 51  # 50 and the Bye
+
+
+def test_oversized_is_refused_before_it_leaves(controller: Controller) -> None:
+    link = Link(controller.address, controller.client, make_hello())
+    with pytest.raises(ValueError, match="too large"):
+        link.send(Resend("x", 0, 0), memoryview(bytes(MAX_FRAME_BYTES + 1)))
+    assert echo(link, "fine")
+    link.close()
+
+
+def test_clock_offset_is_measured(controller: Controller) -> None:
+    link = Link(controller.address, controller.client, make_hello())
+    link.recv(0.3)
+    assert abs(link.clock_offset_s) < 0.05  # one machine, one clock
+    link.close()
+
+
+def test_no_controller_is_a_site_error() -> None:
+    _, client = new_keys()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(SiteError, match=r"no Welcome from .* in 0\.3 s"),
+    ):
+        Link(f"tcp://127.0.0.1:{silent.getsockname()[1]}", client, make_hello(), welcome_timeout_s=0.3)
+
+
+def test_key_of_another_attempt_fails_at_once(controller: Controller) -> None:
+    _, other = new_keys()
+    keys = ClientKeys(other.public, other.secret, controller.client.server_public)
+    with pytest.raises(LinkClosed, match="does not admit our key"):
+        Link(controller.address, keys, make_hello(), welcome_timeout_s=30)
+
+
+@pytest.mark.parametrize("wrong", [{"package": "0.0"}, {"attempt": 0}])
+def test_refused_hello_closes_the_link(controller: Controller, wrong: dict[str, object]) -> None:
+    with pytest.raises(LinkClosed, match="refused"):
+        Link(controller.address, controller.client, make_hello(**wrong))  # type: ignore[arg-type]
+
+
+def test_newer_process_closes_the_older_ones_link(controller: Controller) -> None:
+    old = Link(controller.address, controller.client, make_hello())
+    new = Link(controller.address, controller.client, make_hello())
+    with pytest.raises(LinkClosed, match="took over"):
+        old.recv(10)
+    assert select.select([old.fileno()], [], [], 0)[0]  # stays readable
+    assert echo(new, "mine now")
+    old.close()
+    new.close()
+
+
+def test_reconnects_and_joins_again_when_the_connection_drops(controller: Controller) -> None:
+    proxy = Proxy(controller.hub.port)
+    link = Link(proxy.address, controller.client, make_hello())
+    assert isinstance(controller.event(), Joined)
+    for _ in range(2):
+        proxy.cut()
+        assert link.recv(10) == (WhoAreYou(), [])  # messages may be gone: start over
+        assert isinstance(controller.event(), Lost)
+        assert isinstance(controller.event(), Joined)
+        assert echo(link, "after")
+    link.close()
+    proxy.close()
+
+
+def test_dead_controller_is_noticed() -> None:
+    controller = Controller(*new_keys())
+    link = Link(controller.address, controller.client, make_hello())
+    controller.close()
+    with pytest.raises(LinkClosed, match="silent"):
+        link.recv(30)
+    link.close()
+
+
+def test_lost_worker_that_lives_joins_again(controller: Controller) -> None:
+    link = Link(controller.address, controller.client, make_hello())
+    assert isinstance(controller.event(), Joined)
+    controller.members.lose("env-0", "a mistake")
+    assert link.recv(10) == (WhoAreYou(), [])
+    assert isinstance(controller.event(), Joined)
+    link.close()
+
+
+# --- processes ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keys_dir(tmp_path: Path) -> Path:
+    make_keys(tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+@pytest.fixture
+def outside(keys_dir: Path):  # type: ignore[no-untyped-def]
+    running = Controller(load_server(keys_dir), load_client(keys_dir))
+    yield running
+    running.close()
+
+
+def start_worker(keys_dir: Path, controller: Controller, deed: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.wire.worker", str(keys_dir), controller.address, "env-0", deed]
+    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+@pytest.mark.parametrize("deed", ["sleep", "hash", "loop"])
+def test_busy_main_thread_is_not_lost(keys_dir: Path, outside: Controller, deed: str) -> None:
+    process = start_worker(keys_dir, outside, deed)
+    assert isinstance(outside.event(30), Joined)
+    _, message, _ = outside.messages.get(timeout=30)
+    assert message == Resend("env-0 is back", 0, 0)
+    assert outside.events.empty()
+    assert process.wait(20) == 0
+    lost = outside.event()
+    assert isinstance(lost, Lost) and lost.reason == "said bye: finished"
+
+
+def test_stopped_process_is_lost_and_joins_again_when_it_goes_on(keys_dir: Path, outside: Controller) -> None:
+    process = start_worker(keys_dir, outside, "wait")
+    assert isinstance(outside.event(30), Joined)
+    process.send_signal(signal.SIGSTOP)
+    lost = outside.event()
+    assert isinstance(lost, Lost) and lost.reason.startswith("silent")
+    process.send_signal(signal.SIGCONT)
+    assert isinstance(outside.event(), Joined)
+    process.kill()
+    process.wait(20)
+    lost = outside.event()
+    assert isinstance(lost, Lost) and lost.reason.startswith("silent")
+
+
+def test_process_that_raises_without_closing_ends(keys_dir: Path, outside: Controller) -> None:
+    process = start_worker(keys_dir, outside, "raise")
+    assert process.wait(20) == 1

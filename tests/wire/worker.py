@@ -1,0 +1,37 @@
+"""A worker process for tests: joins, then does what it is told. argv: directory of keys, address, name, deed."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from pathlib import Path
+
+from rollart_hpc.wire.keys import load_client
+from rollart_hpc.wire.link import Link
+from rollart_hpc.wire.messages import Resend
+from tests.wire.star import SILENCE_S, make_hello
+
+
+def main() -> None:
+    directory, address, name, deed = sys.argv[1:]
+    link = Link(address, load_client(Path(directory)), make_hello(name))
+    if deed == "raise":
+        raise RuntimeError("a role that dies without closing its link")
+    end_s = time.monotonic() + 5 * SILENCE_S
+    while time.monotonic() < end_s:
+        if deed == "sleep":
+            time.sleep(5 * SILENCE_S)
+        elif deed == "hash":
+            hashlib.pbkdf2_hmac("sha256", b"x", b"y", 500_000)
+        elif deed == "loop":
+            sum(range(100_000))
+        elif deed == "wait":
+            link.recv(1.0)
+    link.send(Resend(f"{name} is back", 0, 0))
+    link.recv(20)
+    link.close("finished")
+
+
+if __name__ == "__main__":
+    main()
