@@ -30,7 +30,7 @@ _FIXES = {
 
 
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(path: Path | str) -> Iterator[None]:
     """A disk that is full, read-only or not ours becomes a `SiteError`; any other OSError passes."""
     try:
         yield

@@ -10,5 +10,5 @@ EXIT_LINK_LOST = 4  # the controller refused the process or fell silent: startin
 EXIT_DRAINED = 5  # the run was asked to end before its last step; it can be resumed
 
 LOG_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s {name}: %(message)s"
-LOG_TIME_FORMAT = "%H:%M:%S"
-LOG_LINE = re.compile(r"(?P<time>\d\d:\d\d:\d\d\.\d{3}) (?P<level>[A-Z]+) (?P<name>[^ ]+): (?P<text>.*)")
+LOG_TIME_FORMAT = "%m-%d %H:%M:%S"
+LOG_LINE = re.compile(r"(?P<time>\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (?P<level>[A-Z]+) (?P<name>[^ ]+): (?P<text>.*)")

@@ -2,7 +2,7 @@
 
     RUN_DIR/
       run.json                     id and birth of the run
-      config.yaml                  resolved configuration: all that roles read
+      config.yaml  site.yaml       resolved configuration: config.yaml is all that roles read
       model/                       base model
       keys/attempt_N/              CURVE keys
       attempts/attempt_N/          controller.json, logs/NAME.log, trace/NAME.jsonl
@@ -58,6 +58,10 @@ class RunDir:
     @property
     def config(self) -> Path:
         return self.path / "config.yaml"
+
+    @property
+    def site(self) -> Path:
+        return self.path / "site.yaml"
 
     @property
     def model(self) -> Path:
@@ -198,12 +202,18 @@ class RunDir:
                 f"run directory {self.path} exists already",
                 f"choose another --run-dir, or go on with it: rollart-hpc resume {self.path}",
             )
-        make_directory(self.path)
-        with disk_errors(self.path):
-            self.path.chmod(DIRECTORY_MODE)
-        for directory in (self.attempts, self.checkpoints):
-            make_directory(directory)
-        write_json(self.identity, {"run_id": secrets.token_hex(8), "created_s": time.time()})
+        is_new = not self.path.exists()
+        try:
+            make_directory(self.path)
+            with disk_errors(self.path):
+                self.path.chmod(DIRECTORY_MODE)
+            for directory in (self.attempts, self.checkpoints):
+                make_directory(directory)
+            write_json(self.identity, {"run_id": secrets.token_hex(8), "created_s": time.time()})
+        except BaseException:
+            if is_new:  # half a directory would stand in the way of the next try
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise
         return self
 
 

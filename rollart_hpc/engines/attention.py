@@ -1,7 +1,7 @@
 """Attention of one forward over packed tokens of many trajectories, against their rows of the KV cache.
 
 Owns the plan of a forward (which token belongs to which row and position) and the function that transformers
-calls in every layer. Registered without a mask function, so that transformers builds no masks of its own.
+calls in every layer. That is registered without a mask function, so that transformers builds no masks of its own.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ from rollart_hpc.engines.kv import KvCache
 NAME = "rollart_rows"
 _UNSUPPORTED = ("softcap", "s_aux")  # what some models ask of their attention besides a window
 
+Ints = NDArray[np.int64]
+
 
 @dataclass(slots=True)
 class Block:
-    """Some rows' new tokens, padded to [row, width] for attention; `source` and `target` map from and to the packing.
+    """Rows that attend together, their new tokens padded to [row, width]. Decoding rows have width 1: no padding."""
 
-    A decode block has width 1 and covers the rows 0..n-1 in order: nothing is gathered.
-    """
-
-    rows: torch.Tensor | None  # None: the first `num_rows` ones
+    rows: slice | torch.Tensor
     num_rows: int
     width: int
-    length: int  # keys to look at: the longest row's
+    length: int  # keys to look at: those of the longest row
     positions: torch.Tensor  # [row, width] of the queries
-    source: torch.Tensor | slice  # [row * width] packed index of each query
-    inside: torch.Tensor | None  # [token] index into row * width of each packed token; None: all of them
-    target: torch.Tensor | slice  # [token] packed index
+    source: slice | torch.Tensor  # [row * width] index of each query among the packed tokens
+    inside: torch.Tensor | None  # which of [row * width] are real; None: all
+    target: slice | torch.Tensor  # their index among the packed tokens
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> torch.Tensor:
@@ -48,77 +47,69 @@ class Block:
             if window is not None:
                 hidden |= keys <= queries - window
             mask = torch.zeros(hidden.shape, device=hidden.device, dtype=dtype).masked_fill_(hidden, -math.inf)
-            shape = (self.num_rows, 1, groups, self.width, self.length)
-            self.masks[window] = mask[:, :, None].expand(shape).flatten(2, 3) if self.width > 1 else mask
+            self.masks[window] = mask.repeat(1, 1, groups, 1) if self.width > 1 else mask
         return self.masks[window]
 
 
 @dataclass(slots=True)
 class Plan:
-    """The tokens of one forward: `rows[t]` and `positions[t]` of packed token t, and the blocks they attend in."""
+    """The tokens of one forward: row and position of each, and the blocks in which they attend."""
 
     cache: KvCache
-    packed_rows: NDArray[np.int64]
-    packed_positions: NDArray[np.int64]
-    rows: torch.Tensor  # the same two on the device
-    positions: torch.Tensor
+    rows: Ints
+    positions: Ints
     blocks: list[Block]
+    device_rows: torch.Tensor
+    device_positions: torch.Tensor
 
 
-def make_plan(cache: KvCache, starts: NDArray[np.int64], counts: NDArray[np.int64], num_decoding: int) -> Plan:
+def make_plan(cache: KvCache, starts: Ints, counts: Ints, num_decoding: int) -> Plan:
     """Row r runs `counts[r]` tokens from position `starts[r]`; tokens are packed in row order, decoding rows first."""
     device = cache.data.device
-    num_rows = len(counts)
-    rows = np.repeat(np.arange(num_rows), counts)
     ends = np.cumsum(counts)
+    rows = np.repeat(np.arange(len(counts)), counts)
     positions = np.arange(len(rows)) - np.repeat(ends - counts - starts, counts)
-    packed_positions = torch.from_numpy(positions).to(device)
+    device_positions = _put(positions, device)
     blocks = []
     if num_decoding:
-        length = int(starts[:num_decoding].max()) + 1
-        own = slice(0, num_decoding)
-        blocks.append(
-            Block(None, num_decoding, 1, length, packed_positions[own, None], own, None, own)
-        )  # fmt: skip
+        these, length = slice(0, num_decoding), int(starts[:num_decoding].max()) + 1
+        blocks.append(Block(these, num_decoding, 1, length, device_positions[these, None], these, None, these))
     for members in _similar(counts, num_decoding):
-        blocks.append(_prefill_block(members, starts, counts, ends, device))
-    return Plan(cache, rows, positions, torch.from_numpy(rows).to(device), packed_positions, blocks)
+        blocks.append(_prefill_block(members, starts[members], counts[members], (ends - counts)[members], device))
+    return Plan(cache, rows, positions, blocks, _put(rows, device), device_positions)
 
 
-def _similar(counts: NDArray[np.int64], first: int) -> list[NDArray[np.int64]]:
+def _similar(counts: Ints, first: int) -> list[Ints]:
     """Rows from `first` on, together if their token counts are within a factor of two: padding stays below half."""
-    sizes = np.ceil(np.log2(counts[first:])).astype(np.int64)
+    if len(counts) == first:
+        return []
+    sizes = np.ceil(np.log2(counts[first:]))
     return [first + np.flatnonzero(sizes == size) for size in np.unique(sizes)]
 
 
-def _prefill_block(
-    members: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    device: torch.device,
-) -> Block:
-    own, begins = counts[members], (ends - counts)[members]
-    width = int(own.max())
+def _prefill_block(members: Ints, starts: Ints, counts: Ints, begins: Ints, device: torch.device) -> Block:
+    """`begins`: index of each row's first token among the packed ones."""
+    width = int(counts.max())
     offsets = np.arange(width)
-    real = offsets < own[:, None]
-    source = np.where(real, begins[:, None] + offsets, begins[:, None])  # padding repeats a row's first token
-    positions = np.where(real, starts[members][:, None] + offsets, 0)
+    real = offsets < counts[:, None]
+    padded = np.where(real, offsets, 0)  # padding repeats a row's first token
+    source = (begins[:, None] + padded).ravel()
     inside = np.flatnonzero(real)
-
-    def put(array: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
-
+    is_slice = members[-1] - members[0] + 1 == len(members)
     return Block(
-        rows=put(members),
+        rows=slice(int(members[0]), int(members[-1]) + 1) if is_slice else _put(members, device),
         num_rows=len(members),
         width=width,
-        length=int((starts[members] + own).max()),
-        positions=put(positions),
-        source=put(source.ravel()),
-        inside=put(inside),
-        target=put(source.ravel()[inside]),
+        length=int((starts + counts).max()),
+        positions=_put(starts[:, None] + padded, device),
+        source=_put(source, device),
+        inside=None if len(inside) == len(source) else _put(inside, device),
+        target=_put(source[inside], device),
     )
+
+
+def _put(array: Ints, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(array).to(device)
 
 
 def row_attention(
@@ -137,36 +128,33 @@ def row_attention(
     if any(others.get(name) is not None for name in _UNSUPPORTED):
         raise NotImplementedError(f"engine torch: this model's attention needs one of {_UNSUPPORTED}")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    plan.cache.write(layer, plan.rows, plan.positions, key[0], value[0])
+    plan.cache.write(layer, plan.device_rows, plan.device_positions, key[0], value[0])
     queries = query[0].transpose(0, 1)
-    if len(plan.blocks) == 1 and plan.blocks[0].rows is None:
-        return _attend(plan, plan.blocks[0], layer, queries, scaling, sliding_window)[None], None
-    out = torch.empty(queries.shape, device=queries.device, dtype=queries.dtype)
+    groups = query.shape[1] // key.shape[1]
+    out = torch.empty_like(queries, memory_format=torch.contiguous_format)
     for block in plan.blocks:
-        out[block.target] = _attend(plan, block, layer, queries, scaling, sliding_window)
+        keys, values = plan.cache.read(layer, block.rows, block.length)
+        mask = block.mask(sliding_window, groups, query.dtype)
+        folded = _fold(queries[block.source], block, groups)
+        found = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scaling)
+        out[block.target] = _unfold(found, block, groups)
     return out[None], None
 
 
-def _attend(
-    plan: Plan, block: Block, layer: int, queries: torch.Tensor, scaling: float | None, window: int | None
-) -> torch.Tensor:
-    """Queries [token, heads, dim] of the block's rows -> [token of the block, heads, dim].
+def _fold(queries: torch.Tensor, block: Block, groups: int) -> torch.Tensor:
+    """[row * width, heads, dim] -> [row, kv_heads, groups * width, dim].
 
-    Query heads that share a key head stand side by side as more queries, so that keys are never repeated.
+    Query heads that share a key head stand side by side as more queries, so that no key is ever copied for them.
     """
     heads, dim = queries.shape[1:]
-    kv_heads = plan.cache.shape.num_heads
-    groups = heads // kv_heads
-    padded = queries[block.source].view(block.num_rows, block.width, kv_heads, groups, dim)
-    folded = padded.permute(0, 2, 3, 1, 4).reshape(block.num_rows, kv_heads, groups * block.width, dim)
-    if block.rows is None:
-        keys, values = plan.cache.front(layer, block.num_rows, block.length)
-    else:
-        keys, values = plan.cache.gather(layer, block.rows, block.length)
-    mask = block.mask(window, groups, queries.dtype)
-    found = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scaling)
-    unfolded = found.view(block.num_rows, kv_heads, groups, block.width, dim).permute(0, 3, 1, 2, 4)
-    flat = unfolded.reshape(block.num_rows * block.width, heads, dim)
+    split = queries.reshape(block.num_rows, block.width, heads // groups, groups, dim)
+    return split.permute(0, 2, 3, 1, 4).flatten(2, 3)
+
+
+def _unfold(found: torch.Tensor, block: Block, groups: int) -> torch.Tensor:
+    """The reverse, without the padding: -> [token of the block, heads, dim]."""
+    split = found.unflatten(2, (groups, block.width)).permute(0, 3, 1, 2, 4)
+    flat = split.reshape(block.num_rows * block.width, -1, found.shape[-1])
     return flat if block.inside is None else flat[block.inside]
 
 

@@ -33,22 +33,23 @@ class KvShape:
 class KvCache:
     def __init__(self, shape: KvShape, device: torch.device, dtype: torch.dtype) -> None:
         sizes = (shape.num_layers, 2, shape.num_rows, shape.num_heads, shape.max_len, shape.head_dim)
-        # Zeros, not empty: masked positions are multiplied by 0, which must not meet a NaN. Untouched pages cost nothing.
+        # Zeros, not empty: a masked position is multiplied by 0, which must not meet a NaN.
+        # On a CPU the memory is only taken where something is written.
         self.data = torch.zeros(sizes, device=device, dtype=dtype)
         self.shape = shape
 
-    def write(self, layer: int, rows: torch.Tensor, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor):
+    def write(
+        self, layer: int, rows: torch.Tensor, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
         """Put token t of `key` and `value` [head, token, dim] at (rows[t], positions[t])."""
         self.data[layer, 0][rows, :, positions] = key.transpose(0, 1)
         self.data[layer, 1][rows, :, positions] = value.transpose(0, 1)
 
-    def front(self, layer: int, num_rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """View of the first rows: keys, values [row, head, position, dim]."""
-        return self.data[layer, 0, :num_rows, :, :length], self.data[layer, 1, :num_rows, :, :length]
-
-    def gather(self, layer: int, rows: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copy of any rows: keys, values [row, head, position, dim]."""
+    def read(self, layer: int, rows: slice | torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys, values [row, head, position, dim]; a view for a slice of rows."""
         keys, values = self.data[layer, 0, :, :, :length], self.data[layer, 1, :, :, :length]
+        if isinstance(rows, slice):
+            return keys[rows], values[rows]
         return keys.index_select(0, rows), values.index_select(0, rows)
 
     def exchange(self, a: int, b: int, length_a: int, length_b: int) -> None:
@@ -56,7 +57,7 @@ class KvCache:
         if length_a < length_b:
             a, b, length_a, length_b = b, a, length_b, length_a
         longer, shorter = self.data[:, :, a, :, :length_a], self.data[:, :, b, :, :length_a]
-        kept = self.data[:, :, b, :, :length_b].clone() if length_b else None
+        kept = shorter[..., :length_b, :].clone() if length_b else None
         shorter.copy_(longer)
         if kept is not None:
             longer[..., :length_b, :].copy_(kept)

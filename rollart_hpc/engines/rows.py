@@ -1,4 +1,4 @@
-"""What the engine knows of each trajectory, in the row of the KV cache that belongs to it. Owns rows, eviction and moves.
+"""What the engine knows of each trajectory, in its row of the KV cache. Owns who has which row, eviction and moves.
 
     ids      [ prompt ....... | sampled ... ]        tokens = 9: all ids known
     KV       [ ############## ##            ]        cached = 7: positions whose keys and values are valid
@@ -39,16 +39,13 @@ class Rows:
         self.ids = np.zeros((num_rows, max_len), np.int32)
         self.logprobs = np.zeros((num_rows, max_len), np.float32)
         self.versions = np.zeros((num_rows, max_len), np.int32)
-        self.tokens = np.zeros(num_rows, np.int64)
-        self.cached = np.zeros(num_rows, np.int64)
-        self.start = np.zeros(num_rows, np.int64)  # first token sampled in this turn
-        self.limit = np.zeros(num_rows, np.int64)  # `tokens` at which the turn ends
-        self.prefilled = np.zeros(num_rows, np.int64)  # tokens prefilled in this turn
+        self._numbers = np.zeros((num_rows, 5), np.int64)  # one matrix, because moving a row moves them all
+        self.tokens = self._numbers[:, 0]
+        self.cached = self._numbers[:, 1]
+        self.start = self._numbers[:, 2]  # first token sampled in this turn
+        self.limit = self._numbers[:, 3]  # `tokens` at which the turn ends
+        self.prefilled = self._numbers[:, 4]  # tokens prefilled in this turn
         self.temperature = np.zeros(num_rows, np.float32)
-        self._arrays: list[NDArray[Any]] = [
-            self.ids, self.logprobs, self.versions, self.tokens, self.cached,
-            self.start, self.limit, self.prefilled, self.temperature,
-        ]  # fmt: skip
         self.held: list[Held | None] = [None] * num_rows
         self._by_trajectory: dict[str, Held] = {}
         self._free = set(range(num_rows))
@@ -75,7 +72,7 @@ class Rows:
         self.cached[row] = min(self.cached[row], keep + same, end - 1)
 
     def take(self, trajectory: str, preferred: int) -> Held | None:
-        """A row for a new trajectory, if need be that of the idle one used longest ago. None: all rows have requests."""
+        """A row for a new trajectory, if need be that of the one idle for longest. None: all rows have requests."""
         if not self._free:
             idle = [h for h in self._by_trajectory.values() if h.live is None]
             if not idle:
@@ -110,8 +107,11 @@ class Rows:
         if a == b:
             return
         self.cache.exchange(a, b, int(self.cached[a]), int(self.cached[b]))
-        for array in self._arrays:
-            array[[a, b]] = array[[b, a]]
+        used = max(self.tokens[a], self.tokens[b])
+        for array in (self.ids[:, :used], self.logprobs[:, :used], self.versions[:, :used], self._numbers):
+            kept = array[a].copy()
+            array[a], array[b] = array[b], kept
+        self.temperature[a], self.temperature[b] = self.temperature[b], self.temperature[a]
         self.held[a], self.held[b] = self.held[b], self.held[a]
         for row in (a, b):
             held = self.held[row]

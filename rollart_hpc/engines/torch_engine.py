@@ -16,6 +16,7 @@ Owns the scheduling; rows and eviction are `rows.Rows`, attention is `attention`
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -36,6 +37,8 @@ from rollart_hpc.engines.rows import Held, Rows
 from rollart_hpc.engines.sampling import sample
 from rollart_hpc.types import TokenRecord, WeightsId
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(slots=True, eq=False)
 class Live:
@@ -52,7 +55,7 @@ class TorchEngine:
     def __init__(
         self, model_dir: Path, config: EngineConfig, max_len: int, *, deterministic: bool = False, seed: int = 0
     ) -> None:
-        """`max_len`: tokens of a trajectory at most. Deterministic: one request per forward, no KV from earlier turns."""
+        """`max_len`: tokens of a trajectory at most. Deterministic: one request per forward, no KV of earlier turns."""
         torch.set_num_threads(config.threads)
         self.device = torch.device(pick_device(config.device))
         dtype = getattr(torch, config.dtype)
@@ -86,7 +89,7 @@ class TorchEngine:
             self.counters.num_prefix_missing += 1
             return False
         keep = 0 if request.full else request.prefix_tokens
-        if not 0 < keep + len(request.new_ids) < self.rows.max_len or request.max_new_tokens < 1:
+        if not self._is_possible(request, keep):
             self._ended.append(Finished(request.request, request.trajectory, "length", TokenRecord.empty(), 0, 0))
             return True
         live = Live(request, held, time.monotonic())
@@ -96,6 +99,14 @@ class TorchEngine:
         self._live[request.request] = live
         self._waiting.append(live)
         return True
+
+    def _is_possible(self, request: Request, keep: int) -> bool:
+        """False: there is no room for a token or nothing to go on from. The turn then ends empty, as data."""
+        ids, num_tokens = request.new_ids, keep + len(request.new_ids)
+        is_known = not len(ids) or (ids.min() >= 0 and ids.max() < len(self._is_end))
+        if not is_known:
+            log.error("request %d of %s has ids outside the vocabulary", request.request, request.trajectory)
+        return bool(is_known) and 0 < num_tokens < self.rows.max_len and request.max_new_tokens > 0
 
     def abort(self, request: int) -> None:
         live = self._live.pop(request, None)
@@ -200,10 +211,9 @@ class TorchEngine:
         keep: int | torch.Tensor = 0
         if num_rows > decoding:
             keep = torch.from_numpy(np.cumsum(counts)[:num_complete] - 1).to(self.device)
-        ids = torch.from_numpy(rows.ids[plan.packed_rows, plan.packed_positions]).to(self.device)
-        out = self.model(
-            input_ids=ids[None], position_ids=plan.positions[None], use_cache=False, logits_to_keep=keep, plan=plan
-        )
+        ids = torch.from_numpy(rows.ids[plan.rows, plan.positions]).to(self.device)
+        places = plan.device_positions[None]
+        out = self.model(input_ids=ids[None], position_ids=places, use_cache=False, logits_to_keep=keep, plan=plan)
         rows.cached[:num_rows] += counts
         rows.prefilled[decoding:num_rows] += counts[decoding:]
         self.counters.num_forwards += 1
@@ -264,7 +274,7 @@ class TorchEngine:
     def _finish(self, held: Held, finish: Finish) -> None:
         rows, row, live = self.rows, held.row, held.live
         turn = slice(int(rows.start[row]), int(rows.tokens[row]))
-        record = TokenRecord(rows.ids[row, turn].copy(), rows.logprobs[row, turn].copy(), rows.versions[row, turn].copy())
+        record = TokenRecord(*(a[row, turn].copy() for a in (rows.ids, rows.logprobs, rows.versions)))
         now = time.monotonic()
         self._ended.append(
             Finished(

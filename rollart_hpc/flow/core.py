@@ -17,10 +17,10 @@ Who waits for what:
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from rollart_hpc.flow import events as ev
+from rollart_hpc.flow.admission import Admission
 from rollart_hpc.flow.batches import Batches
 from rollart_hpc.flow.mix import TaskMix
 from rollart_hpc.flow.plays import Hooks, Plays
@@ -46,18 +46,13 @@ class Core:
         self.tally = Tally(tasks={task: TaskTally() for task in policy.tasks})
         self.mix = TaskMix({name: task.weight for name, task in policy.tasks.items()}, policy.groups_per_step)
         self.validator = Validator(policy)
-        self.groups: dict[int, Group] = {}
-        self.num_groups = 0
-        self.group_index: Counter[str] = Counter()
-        self._completed = 0
-        self._reset_failures: Counter[str] = Counter()
-        self._dropped_groups: Counter[str] = Counter()
-        self._may_admit = True
         self._out: list[ev.Command] = []
         self.router = Router(policy, self.tally, self._may_serve)
         hooks = Hooks(self._on_reset, self._on_turn, self._on_scored, self._on_failed)
         self.plays = Plays(policy, self.tally, self.workers, self.router, self._emit, hooks)
-        self.batches = Batches(policy, self.mix, self._emit, self._oldest_incomplete)
+        self.batches = Batches(policy, self.mix, self._emit, lambda: self.admission.oldest_incomplete())  # noqa: PLW0108 - made below
+        self.admission = Admission(policy, self.tally, self.mix, self.plays, self.batches)
+        self.groups = self.admission.groups
         self.publisher = Publisher(policy, self.tally, self.workers, self._emit, self._may_install)
         self._handlers = {
             ev.Joined: self._joined, ev.Lost: self._lost, ev.Tick: self._tick,
@@ -89,11 +84,15 @@ class Core:
 
     def _advance(self) -> None:
         """Whatever the event was: admit, dispatch, batch, finish."""
+        if not self.mix.tasks:
+            self._stop("failed", "all tasks are quarantined: `dropped` in the status tells why")
+            return
         self._validate_if_due()
-        self._admit()
+        if self.publisher.newest is not None and not self.validator.blocks_training and not self.draining:
+            self.admission.admit(self.version, self.attempt)
         self.plays.pump()
         if self.batches.fill():
-            self._sweep_stale()
+            self.admission.sweep_stale()
         self._finish_if_done()
 
     # --- membership --------------------------------------------------------------------------
@@ -132,14 +131,15 @@ class Core:
         """The trainer was restored: versions above `version` never were, engines must install again."""
         self.attempt, self.version = attempt, version
         self.saved_version = version if version == self.saved_version else -1
-        self._may_admit = True
+        self.admission.is_due = True
         self.batches.abandon()
         self.batches.step = version
         self.publisher.restored()
         self.plays.recall_requests()
         for group in list(self.groups.values()):
             if group.newest_version > version:
-                self._drop_group(group, "rolled_back")
+                self.admission.drop(group, "rolled_back")
+        self.admission.trim(version, "rolled_back")
         is_void = self.validator.roll_back(version)
         for trajectory in [t for t in self.plays.all.values() if not t.is_training]:
             if is_void:
@@ -147,95 +147,15 @@ class Core:
             elif trajectory.last_version > version:
                 self.plays.again(trajectory)
 
-    # --- admission and groups ----------------------------------------------------------------
-
-    def _admit(self) -> None:
-        """Groups admitted but neither trained nor dropped: at most those of the next 1 + alpha steps."""
-        if not self._may_admit or self.publisher.newest is None or self.validator.blocks_training or self.draining:
-            return
-        self._may_admit = False
-        last = min(self.version + self.policy.alpha, self.policy.steps - 1)
-        target: Counter[str] = Counter()
-        for step in range(self.version, last + 1):
-            target.update(self.mix.quota(step))
-        if last >= self.version:
-            for extra in range(self.policy.redundant_groups):
-                target[self.mix.tasks[extra % len(self.mix.tasks)]] += 1
-        target.subtract(Counter(group.task for group in self.groups.values()))
-        while any(missing > 0 for missing in target.values()):
-            for task in self.policy.tasks:
-                if target[task] > 0:
-                    target[task] -= 1
-                    self._open_group(task)
-
-    def _open_group(self, task: str) -> None:
-        index = self.group_index[task]
-        self.group_index[task] += 1
-        group = Group(self.num_groups, task, index)
-        self.num_groups += 1
-        self.groups[group.id] = group
-        for member in range(self.policy.group_size + self.policy.redundancy):
-            trajectory = Trajectory(
-                id=f"a{self.attempt}.g{group.id}.m{member}",
-                task=task,
-                purpose="train",
-                seed=self.policy.env_seed("train", task, index),
-                sample_seed=self.policy.sample_seed("train", task, index, member),
-                group=group,
-            )
-            group.members.append(trajectory)
-            self.plays.enter(trajectory)
-
-    def _group_scored(self, group: Group) -> None:
-        done = [m for m in group.members if m.state is State.SCORED]
-        if len(done) < self.policy.group_size:
-            return
-        for surplus in [m for m in group.members if m.state is not State.SCORED]:
-            self.tally.dropped["surplus"] += 1
-            self.plays.leave(surplus, "surplus")
-        group.members = done
-        group.complete = True
-        group.completed_as, self._completed = self._completed, self._completed + 1
-        rejected = self.policy.tasks[group.task].group_filter == "same_reward" and len({m.reward for m in done}) == 1
-        if rejected:
-            self._drop_group(group, "group_filtered")
-        elif self._is_stale(group):
-            self._drop_group(group, "group_stale")
-        else:
-            self._dropped_groups[group.task] = 0
-            self.batches.add(group)
-
-    def _drop_group(self, group: Group, reason: str) -> None:
-        self.tally.dropped[reason] += 1
-        for member in group.members:
-            self.plays.leave(member, reason)
-        del self.groups[group.id]
-        self._may_admit = True
-        if group in self.batches.buffer:
-            self.batches.buffer.remove(group)
-        if reason in ("group_filtered", "group_failed", "group_stale"):
-            self._dropped_groups[group.task] += 1
-            self._quarantine_if(group.task, self._dropped_groups)
-
-    def _quarantine_if(self, task: str, failures: Counter[str]) -> None:
-        if failures[task] < self.policy.quarantine_after or self.tally.tasks[task].quarantined:
-            return
-        self.tally.tasks[task].quarantined = True
-        self.mix.remove(task, self.batches.step, self.batches.taken_by_task())
-        for group in [g for g in self.groups.values() if g.task == task and g not in self.batches.taken]:
-            self._drop_group(group, "quarantined")
-        if not self.mix.tasks:
-            self._stop("failed", f"all tasks are quarantined, the last one is {task}: see `dropped` in the status")
-
     # --- trajectories ------------------------------------------------------------------------
 
     def _on_reset(self, trajectory: Trajectory) -> None:
-        self._reset_failures[trajectory.task] = 0
+        self.admission.reset_worked(trajectory.task)
 
     def _on_turn(self, trajectory: Trajectory) -> bool:
         group = trajectory.group
-        if group is not None and self.policy.abort_stale and self._is_stale(group):
-            self._drop_group(group, "group_stale")
+        if group is not None and self.policy.abort_stale and self.admission.is_stale(group):
+            self.admission.drop(group, "group_stale")
             return False
         return True
 
@@ -247,15 +167,14 @@ class Core:
         tally.trajectories += 1
         tally.successes += trajectory.success
         tally.reward_sum += trajectory.reward
-        self._group_scored(trajectory.group)
+        self.admission.scored(trajectory.group)
 
     def _on_failed(self, trajectory: Trajectory, status: str) -> None:
         """A failed trajectory is data: count it, then play it again after a pause, within limits."""
         self.tally.dropped[status] += 1
         trajectory.failures += 1
         if status.startswith("reset"):
-            self._reset_failures[trajectory.task] += 1
-            self._quarantine_if(trajectory.task, self._reset_failures)
+            self.admission.reset_failed(trajectory.task)
         if trajectory.state is State.GONE:
             return
         group, limit = trajectory.group, self.policy.quarantine_after
@@ -265,28 +184,14 @@ class Core:
         if group is not None:
             group.failures += 1
             if group.failures > limit * len(group.members):
-                self._drop_group(group, "group_failed")
+                self.admission.drop(group, "group_failed")
                 return
         self.plays.again(trajectory, self.plays.backoff_s(trajectory.failures))
 
-    def _oldest_incomplete(self) -> int:
-        return min((g.id for g in self.groups.values() if not g.complete), default=self.num_groups)
-
-    # --- staleness ---------------------------------------------------------------------------
-
-    def _is_stale(self, group: Group) -> bool:
-        """Too old for every step that is still to come."""
-        version = group.version
-        return version is not None and version < self.batches.next_step - self.policy.alpha
-
-    def _sweep_stale(self) -> None:
-        for group in list(self.groups.values()):
-            waits = group in self.batches.buffer
-            if (waits or self.policy.abort_stale) and group not in self.batches.taken and self._is_stale(group):
-                self._drop_group(group, "group_stale")
+    # --- engines -----------------------------------------------------------------------------
 
     def _may_serve(self, engine: Worker, trajectory: Trajectory) -> bool:
-        """An engine more than alpha behind gets no requests, but where it installs only when idle it must finish first."""
+        """An engine more than alpha behind gets no requests; one that installs only when idle must finish first."""
         installed = engine.installed
         if installed is None or installed.attempt != self.attempt or engine.installing is not None:
             return False
@@ -308,7 +213,7 @@ class Core:
         if self.batches.trainer:  # it forgot what it was given: start the batch over
             self.batches.abandon()
         self.batches.open(self.version, trainer.name)
-        self._sweep_stale()
+        self.admission.sweep_stale()
 
     def _committed(self, event: ev.Committed) -> None:
         if event.version != self.version + 1 or not self.batches.is_closed:
@@ -320,9 +225,9 @@ class Core:
         for group in trained:
             self._trained(group)
         self.version = event.version
-        self._may_admit = True
-        self.mix.forget_before(self.version)
-        self._sweep_stale()
+        self.admission.is_due = True
+        self.mix.forget_before(max(self.saved_version, 0))  # a restore goes back that far
+        self.admission.sweep_stale()
         every = self.policy.checkpoint_every
         if self.draining or (every and self.version % every == 0):
             self._save()
@@ -431,8 +336,8 @@ class Core:
 
     def _restore(self, saved: dict[str, Any]) -> None:
         self.version = self.saved_version = self.batches.step = saved["version"]
-        self.num_groups = saved["num_groups"]
-        self.group_index.update(saved["group_index"])
+        self.admission.num_groups = saved["num_groups"]
+        self.admission.next_index.update(saved["group_index"])
         self.mix.restore(saved["mix"])
         self.tally.dropped.update(saved["dropped"])
         self.tally.staleness.update({int(k): v for k, v in saved["staleness"].items()})
@@ -442,6 +347,7 @@ class Core:
                 self.groups[group.id] = group
                 self.plays.all.update({member.id: member for member in group.members})
                 self.batches.add(group)
+        self.admission.trim(self.version, "no_place")
 
     def num_playing(self) -> int:
         return sum(t.state in PLAYING for t in self.plays.all.values())

@@ -16,7 +16,7 @@ def snapshot_of(core: Core) -> dict[str, Any]:
     complete = sorted(core.batches.taken + core.batches.buffer, key=lambda group: group.completed_as)
     return {
         "version": core.version,
-        "num_groups": core.num_groups,
+        "num_groups": core.admission.num_groups,
         "group_index": _resume_index(core),
         "mix": core.mix.snapshot(),
         "dropped": dict(core.tally.dropped),
@@ -28,7 +28,7 @@ def snapshot_of(core: Core) -> dict[str, Any]:
 
 def _resume_index(core: Core) -> dict[str, int]:
     """Where each task's seeds go on: groups under way are played again from the first one that is not complete."""
-    index = dict(core.group_index)
+    index = dict(core.admission.next_index)
     for group in core.groups.values():
         if not group.complete:
             index[group.task] = min(index[group.task], group.index)

@@ -16,7 +16,7 @@ _PACKAGE_PARENT = str(Path(rollart_hpc.__file__).resolve().parent.parent)
 
 
 def role_command(
-    proc: Proc, run: RunDir, attempt: int, incarnation: str, address: str = "", checkpoint: Path | None = None
+    proc: Proc, run: RunDir, *, attempt: int, incarnation: str, address: str = "", checkpoint: Path | None = None
 ) -> list[str]:
     """`address` is empty for the controller and for late joiners, who find it in the run directory."""
     command = python("-m", f"rollart_hpc.roles.{proc.role}", "--run-dir", str(run.path), "--name", proc.name)

@@ -36,13 +36,19 @@ class RestoreBudget:
 
     attempts: int
     _used: int = 0
+    _num_known: int = 0
     _step: int = -1
 
-    def next_delay_s(self, newest_step: int) -> float | None:
-        """`newest_step` of the checkpoint to restore, -1 if there is none."""
+    def next_delay_s(self, newest_step: int, is_known: bool = False) -> float | None:
+        """How long to wait; None: give up. `newest_step` of the checkpoint to restore, -1 if there is none.
+
+        `is_known`: the process named the cause itself (a damaged checkpoint, a lost peer). Once it may
+        be another's fault, twice it is final.
+        """
         if newest_step > self._step:
-            self._step, self._used = newest_step, 0
-        if self._used >= self.attempts:
+            self._step, self._used, self._num_known = newest_step, 0, 0
+        self._num_known += is_known
+        if self._used >= self.attempts or self._num_known > 1:
             return None
         self._used += 1
         return delay_s(self._used)

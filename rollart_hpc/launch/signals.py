@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections import deque
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -41,10 +42,8 @@ class Signals:
         return self._reader.fileno()
 
     def take(self) -> list[int]:
-        try:
+        with suppress(BlockingIOError):
             self._reader.recv(4096)
-        except BlockingIOError:
-            pass
         taken = list(self._received)
         self._received.clear()
         return taken

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollart_hpc.config.schema import TimeoutConfig
-from rollart_hpc.launch.plan import Plan
+from rollart_hpc.launch.plan import Plan, Proc
 
 
 @dataclass
@@ -18,13 +18,19 @@ class Watchdog:
     plan: Plan
     _since_s: float = 0.0
     _progress: Any = None
+    _wanted: Counter[str] = field(default_factory=Counter)  # processes by role; the trainer joins once, as rank 0
     _missing: dict[str, int] = field(default_factory=dict)
     _started: bool = False
 
     def reset(self, now: float) -> None:
         """A new attempt begins."""
         self._since_s, self._progress, self._started = now, None, False
-        self._missing = dict(Counter(proc.role for proc in self.plan.workers))
+        self._wanted = Counter(proc.role for proc in self.plan.workers if proc.rank == 0)
+        self._missing = dict(self._wanted)
+
+    def excuse(self, proc: Proc) -> None:
+        """The run goes on without this process."""
+        self._wanted[proc.role] -= 1
 
     def touch(self, now: float) -> None:
         """Something else than the controller showed life, e.g. a process was started again."""
@@ -55,6 +61,5 @@ class Watchdog:
         return ""
 
     def _still_missing(self, workers: dict[str, Any]) -> dict[str, int]:
-        wanted = Counter(proc.role for proc in self.plan.workers)
-        left = {role: count - int((workers.get(role) or {}).get("joined", 0)) for role, count in wanted.items()}
+        left = {role: count - int((workers.get(role) or {}).get("alive", 0)) for role, count in self._wanted.items()}
         return {role: count for role, count in left.items() if count > 0}

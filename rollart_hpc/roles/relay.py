@@ -32,10 +32,10 @@ def main(start: Start) -> None:
         try:
             _serve(link, relay, tracer)
         finally:
-            relay.close()
             link.close()
             if store.is_owned_by(start.incarnation):  # else a newer relay of this node lives on it
                 store.remove()
+            relay.close()
 
 
 def _serve(link: Link, relay: Relay, tracer: Tracer) -> None:

@@ -38,15 +38,15 @@ def scope(estimator: str) -> Scope:
 
 def grpo_advantages(rewards: NDArray[np.float64], normalise_std: bool) -> NDArray[np.float64]:
     """Reward relative to the group's mean, in units of its standard deviation."""
-    centred = rewards - rewards.mean()
+    centred = reinforce_advantages(rewards)
     if not normalise_std or len(rewards) < 2:
         return centred
     return centred / (rewards.std(ddof=1) + _STD_FLOOR)
 
 
 def reinforce_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Reward relative to the batch's mean."""
-    return rewards - rewards.mean()
+    """Reward relative to the mean."""
+    return rewards - rewards.mean() if len(rewards) else rewards
 
 
 def assign_advantages(groups: Sequence[TrainGroup], algorithm: AlgorithmConfig) -> None:

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers import attention
@@ -23,6 +24,7 @@ from rollart_hpc.trainers.world import World
 
 def load_sharded(directory: Path, world: World, dtype: torch.dtype) -> PreTrainedModel:
     """The model of a Hugging Face directory, one shard per rank, without dropout."""
+    disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, attn_implementation=attention.register(), local_files_only=True
@@ -38,7 +40,7 @@ def shard(model: PreTrainedModel, world: World, dtype: torch.dtype) -> PreTraine
     mesh = init_device_mesh(world.device.type, (world.size,))
     policy = MixedPrecisionPolicy()
     if dtype != torch.float32:
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32)
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in _layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)

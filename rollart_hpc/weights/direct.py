@@ -107,8 +107,7 @@ class DirectSource:
         thread = threading.Thread(
             target=self._send,
             args=(epoch, size, weights_id, snapshot, rendezvous),
-            name=f"transfer-{epoch}",
-            daemon=True,
+            name=f"transfer-{epoch}",  # no daemon: torch does not survive Python's end in mid-operation
         )
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
         thread.start()
@@ -147,7 +146,7 @@ class DirectTarget:
         self._receiving = Receiving(join.host, join.port, join.rank, join.size, deadline_s=deadline_s, device=device)
         wanted = WeightsId(join.attempt, join.version)
         if self._receiving.weights_id != wanted:
-            self._receiving.group.abort()
+            self._receiving.group.close(failed=True)
             raise TransferError(f"epoch {join.epoch} brings {self._receiving.weights_id}, not {wanted}")
         self.num_bytes = 0
         self.digest = ""

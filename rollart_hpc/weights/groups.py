@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -51,31 +50,37 @@ class Seat:
 
 
 class Group:
-    """Rank 0 is the source. Leaving the context by an exception aborts the group, which ends it for the others too."""
+    """Rank 0 is the source. Leaving the context closes it; by an exception that ends it for the others at once.
+
+    An operation under way can't be broken from outside; it ends by its deadline.
+    """
 
     def __init__(self, store: TCPStore, seat: Seat) -> None:
         """Waits for all ranks, at most the deadline."""
-        self._store = store
+        self._store: TCPStore | None = store  # lives as long as the group
         self._deadline = timedelta(seconds=seat.deadline_s)
-        self._aborted = threading.Event()
+        self._work: Any = None
         with _explained("forming the group of a weight transfer"):
             self.device = _agree(store, seat)
             prefixed = PrefixStore("group", store)
             self._group: Any = _gloo(prefixed, seat) if self.device.type == "cpu" else _nccl(prefixed, seat)
 
-    def start_broadcast(self, tensor: torch.Tensor) -> Callable[[], None]:
-        """Call what is returned to wait for the end."""
+    def start_broadcast(self, tensor: torch.Tensor) -> None:
+        """Begin, once the last one is over; the tensor must stay as it is until `finish`."""
+        self.finish()
         with _explained("weight transfer"):
-            work = self._group.broadcast(tensor, 0, self._deadline)
+            self._work = self._group.broadcast(tensor, 0, self._deadline)
 
-        def finish() -> None:
+    def finish(self) -> None:
+        """Wait for what was started."""
+        work, self._work = self._work, None
+        if work is not None:
             with _explained("weight transfer"):
                 work.wait(self._deadline)
 
-        return finish
-
     def broadcast(self, tensor: torch.Tensor) -> None:
-        self.start_broadcast(tensor)()
+        self.start_broadcast(tensor)
+        self.finish()
 
     def barrier(self) -> None:
         """gloo's own barrier has no deadline of its own, so it is a reduction of one number."""
@@ -84,19 +89,19 @@ class Group:
             self._group.allreduce(one, timeout=self._deadline).wait(self._deadline)
             one.cpu()
 
-    def abort(self) -> None:
-        """End it for all ranks at once; from any thread."""
-        if not self._aborted.is_set():
-            self._aborted.set()
-            self._group.abort()
+    def close(self, failed: bool = False) -> None:
+        """Close all connections: to the others it looks like a lost peer, unless the transfer was over."""
+        group, self._group = self._group, None
+        self._work = None  # it holds the connections too
+        if group is not None and failed and self.device.type != "cpu":
+            group.abort()  # gloo has no abort: its connections close when the last reference goes, below
+        self._store = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if error is not None:
-            self.abort()
-        self._group.shutdown()
+        self.close(failed=error is not None)
 
 
 def _agree(store: TCPStore, seat: Seat) -> torch.device:

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from rollart_hpc.errors import RollartError, SiteError
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.types import WeightsId
-from rollart_hpc.weights.groups import Group, TransferError
+from rollart_hpc.weights.groups import TransferError
 from rollart_hpc.weights.layout import BadWeights
 from rollart_hpc.weights.store import MANIFEST, NodeStore, new_bucket
 from rollart_hpc.weights.transfer import Receiving, Rendezvous, Sending, open_rendezvous
@@ -52,7 +52,6 @@ class Relay:
         self._tracer = tracer
         self._lock = threading.Lock()
         self._sending: Counter[WeightsId] = Counter()
-        self._groups: dict[int, Group] = {}  # by epoch
         self._threads: list[threading.Thread] = []
 
     def announce(self) -> None:
@@ -75,13 +74,9 @@ class Relay:
             log.warning("a relay does not understand %s", type(message).__name__)
 
     def close(self) -> None:
-        """Break what is in flight; its peers hear of it at once."""
-        with self._lock:
-            groups = list(self._groups.values())
-        for group in groups:
-            group.abort()
+        """Wait for what is in flight: at the end of a run its peers leave too, which breaks it."""
         for thread in self._threads:
-            thread.join(1.0)
+            thread.join()
 
     def _adopt(self, weights_id: WeightsId) -> None:
         start_s = time.monotonic()
@@ -110,14 +105,8 @@ class Relay:
         self._report(TransferReady(offer.epoch, rendezvous.host, rendezvous.port))
 
     def _start(self, epoch: int, work: Callable[..., None], *args: object) -> None:
-        """Older epochs are over for the controller: break those that still wait for someone."""
-        with self._lock:
-            outdated = [group for e, group in self._groups.items() if e < epoch]
-        for group in outdated:
-            group.abort()
-        thread = threading.Thread(
-            target=self._guarded, args=(epoch, work, *args), name=f"transfer-{epoch}", daemon=True
-        )
+        """Epochs don't wait for each other: an old one that waits for a lost peer ends by its deadline."""
+        thread = threading.Thread(target=self._guarded, args=(epoch, work, *args), name=f"transfer-{epoch}")
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
         thread.start()
 
@@ -131,8 +120,6 @@ class Relay:
             log.exception("epoch %d", epoch)
             self._report(TransferFailed(epoch, f"{type(error).__name__}: {error}"))
         finally:
-            with self._lock:
-                self._groups.pop(epoch, None)
             with suppress(OSError):
                 self._prune()
 
@@ -141,7 +128,6 @@ class Relay:
         with self._in_use(weights_id):
             stored = self._store.open(weights_id)
             sending = Sending(rendezvous, offer.size, self._deadline_s)
-            self._watch(offer.epoch, sending.group)
             start_s = time.monotonic()
             num_bytes = sending.send(weights_id, stored.buckets(), lambda: stored.manifest.digest)
         end_s = time.monotonic()
@@ -151,7 +137,6 @@ class Relay:
     def _receive(self, join: TransferJoin) -> None:
         weights_id = WeightsId(join.attempt, join.version)
         receiving = Receiving(join.host, join.port, join.rank, join.size, deadline_s=self._deadline_s)
-        self._watch(join.epoch, receiving.group)
         start_s = time.monotonic()
         with receiving, self._store.draft(weights_id) as draft:
             if receiving.weights_id != weights_id:
@@ -164,10 +149,6 @@ class Relay:
         end_s = time.monotonic()
         self._tracer.span("weights.receive", start_s, end_s, version=weights_id.version, bytes=manifest.num_bytes)
         self._report(Held(*weights_id, manifest.num_bytes, end_s - start_s))
-
-    def _watch(self, epoch: int, group: Group) -> None:
-        with self._lock:
-            self._groups[epoch] = group
 
     @contextmanager
     def _in_use(self, weights_id: WeightsId) -> Iterator[None]:

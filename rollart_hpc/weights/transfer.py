@@ -86,13 +86,11 @@ class Sending:
         num_bytes = 0
         with self.group:
             self._put(Opening(weights_id.attempt, weights_id.version))
-            finish = _nothing
             for info, raw in buckets:
-                finish()
                 self._put(Bucket(info))
-                finish = self.group.start_broadcast(raw) if info.num_bytes else _nothing
+                if info.num_bytes:
+                    self.group.start_broadcast(raw)
                 num_bytes += info.num_bytes
-            finish()
             self._put(Closing(digest()))
             self.group.barrier()
         return num_bytes
@@ -160,7 +158,7 @@ class Receiving:
         try:
             frame = self._get()
         except TransferError:
-            self.group.abort()
+            self.group.close(failed=True)
             raise
         assert isinstance(frame, Opening), "the stream begins with an Opening"
         return frame
@@ -177,7 +175,3 @@ class Receiving:
             return _decoder.decode(data.cpu().numpy().data)
         except msgspec.DecodeError as error:
             raise TransferError(f"a header of the weight transfer does not parse: {error}") from None
-
-
-def _nothing() -> None:
-    pass

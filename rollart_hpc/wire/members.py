@@ -122,8 +122,8 @@ class Members:
             return f"unknown role {hello.role!r}"
         if hello.package != rollart_hpc.__version__:
             return f"package version {hello.package}, the controller runs {rollart_hpc.__version__}"
-        if hello.attempt < self._attempt:  # a restored trainer joins with a newer one
-            return f"attempt {hello.attempt} is over, the run is at attempt {self._attempt}"
+        if hello.attempt < self.fence:  # a restored trainer joins with a newer one
+            return f"attempt {hello.attempt} is over, the run is at attempt {self.fence}"
         if hello.capacity < 0:
             return f"capacity {hello.capacity}"
         return ""

@@ -21,11 +21,11 @@ from rollart_hpc.wire.prefix import prefix_hash  # noqa: E402
 
 VOCABULARY = 97
 END = 5
-SIZES: dict[str, Any] = dict(
-    vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, eos_token_id=END, pad_token_id=0,
-    initializer_range=0.3,
-)  # fmt: skip
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "tie_word_embeddings": True,
+    "eos_token_id": END, "pad_token_id": 0, "initializer_range": 0.3,
+}  # fmt: skip
 
 
 def make_model(kind: str, seed: int) -> Any:
@@ -105,7 +105,7 @@ class Driver:
         self.engine.resume()
 
     def turn(
-        self, trajectory: str, new: Any, max_new: int = 8, temperature: float = 1.0, full: bool = False, seed: int = 0
+        self, trajectory: str, new: Any, max_new: int = 8, temperature: float = 1.0, *, full: bool = False, seed: int = 0
     ) -> int | None:
         """Ask for a turn; None: prefix missing. The first turn is always full."""
         before = self.tokens.get(trajectory, np.empty(0, np.int32))

@@ -18,9 +18,7 @@ def test_logprobs_are_those_of_a_plain_forward_over_several_turns(family, drive,
     driver = drive(family)
     driver.install(1)
     for turn in range(3):
-        requests = [
-            driver.turn(f"t{i}", ids(10 * turn + i, 3 + 5 * i), 4 + 3 * i, temperature) for i in range(6)
-        ]  # fmt: skip
+        requests = [driver.turn(f"t{i}", ids(10 * turn + i, 3 + 5 * i), 4 + 3 * i, temperature) for i in range(6)]
         driver.run()
         for request in requests:
             done = driver.check(request, temperature)
@@ -216,6 +214,21 @@ def test_finish_reasons(qwen, drive, ids):
         assert 5 not in done.record.ids[:-1]
     assert len(driver.done[cut].record) <= 4
     assert driver.done[too_long].finish == "length" and len(driver.done[too_long].record) == 0
+
+
+def test_impossible_requests_end_empty(qwen, drive, ids):
+    driver = drive(qwen)
+    driver.install(1)
+    asked = [
+        driver.turn("empty", []),
+        driver.turn("foreign", [3, 97]),
+        driver.turn("negative", [-1]),
+        driver.turn("none wanted", ids(1, 5), 0),
+    ]
+    good = driver.turn("good", ids(1, 5))
+    driver.run()
+    assert all(driver.done[r].finish == "length" and len(driver.done[r].record) == 0 for r in asked)
+    driver.check(good)
 
 
 def test_sampling_follows_the_distribution(qwen, drive, ids):

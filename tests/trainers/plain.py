@@ -138,7 +138,7 @@ class PlainTrainer:
         self.model.zero_grad()
         loss = self.loss(groups)
         loss.backward()
-        return float(loss), {n: p.grad.clone() for n, p in self.model.named_parameters() if p.grad is not None}
+        return loss.item(), {n: p.grad.clone() for n, p in self.model.named_parameters() if p.grad is not None}
 
     def step(self, groups: list[TrainGroup]) -> float:
         loss, _ = self.gradients(groups)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rollart_hpc.weights.store import NodeStore
-from rollart_hpc.wire.messages import AnyMessage, Message, decode, encode
+from rollart_hpc.wire.messages import AnyMessage, Message, WhoAreYou, decode, encode
 
 DEADLINE_S = 2.0
 PATIENCE_S = 60.0
@@ -33,6 +33,7 @@ class Peer:
         self.process = context.Process(target=main, args=(theirs, root, node, DEADLINE_S), daemon=True)
         self.process.start()
         theirs.close()
+        assert isinstance(self.recv(), WhoAreYou)
 
     def send(self, message: Message) -> None:
         self._pipe.send_bytes(encode(message))

@@ -16,7 +16,9 @@ from rollart_hpc.weights.store import NodeStore, check_bucket, views
 sizes = st.lists(st.integers(0, 5000), max_size=40)
 limits = st.integers(1, 4000)
 shapes = st.lists(st.integers(0, 7), max_size=3)
-tensors = st.lists(st.tuples(shapes, st.sampled_from(["float32", "bfloat16", "float16", "int64", "uint8"])), max_size=12)
+dtypes = st.sampled_from(["float32", "bfloat16", "float16", "int64", "uint8"])
+tensors = st.lists(st.tuples(shapes, dtypes), max_size=12)
+Specs = list[tuple[list[int], str]]
 
 
 @given(sizes, limits)
@@ -46,7 +48,7 @@ def test_no_bucket_is_left_while_the_next_tensor_fits(sizes: list[int], limit: i
         last_bucket, end = bucket, offset + size
 
 
-def make(specs: list[tuple[list[int], str]]) -> list[tuple[str, torch.Tensor]]:
+def make(specs: Specs) -> list[tuple[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(len(specs))
     return [
         (f"t{i}", (torch.rand(shape, generator=generator) * 100).to(getattr(torch, dtype)))
@@ -56,12 +58,13 @@ def make(specs: list[tuple[list[int], str]]) -> list[tuple[str, torch.Tensor]]:
 
 def same(left: list[tuple[str, torch.Tensor]], right: list[tuple[str, torch.Tensor]]) -> bool:
     return [n for n, _ in left] == [n for n, _ in right] and all(
-        a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b) for (_, a), (_, b) in zip(left, right, strict=True)
+        a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+        for (_, a), (_, b) in zip(left, right, strict=True)
     )
 
 
 @given(tensors, limits)
-def test_store_round_trip(tmp_path_factory: pytest.TempPathFactory, specs: list[tuple[list[int], str]], limit: int) -> None:
+def test_store_round_trip(tmp_path_factory: pytest.TempPathFactory, specs: Specs, limit: int) -> None:
     named = make(specs)
     store = NodeStore(tmp_path_factory.mktemp("store") / "root", "n")
     manifest = store.write(WeightsId(1, 0), named, limit)
@@ -72,7 +75,7 @@ def test_store_round_trip(tmp_path_factory: pytest.TempPathFactory, specs: list[
 @given(tensors, limits)
 @example([([0], "float32"), ([7, 7], "float32")], 1)
 def test_stream_and_store_make_the_same_buckets(
-    tmp_path_factory: pytest.TempPathFactory, specs: list[tuple[list[int], str]], limit: int
+    tmp_path_factory: pytest.TempPathFactory, specs: Specs, limit: int
 ) -> None:
     named = make(specs)
     store = NodeStore(tmp_path_factory.mktemp("store") / "root", "n")

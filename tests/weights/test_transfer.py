@@ -13,7 +13,15 @@ from rollart_hpc.weights.groups import TransferError
 from rollart_hpc.weights.layout import BucketInfo
 from rollart_hpc.weights.store import NodeStore
 from rollart_hpc.weights.transfer import Sending, open_rendezvous
-from rollart_hpc.wire.messages import Adopt, Held, TransferFailed, TransferJoin, TransferOffer, TransferReady, TransferSent
+from rollart_hpc.wire.messages import (
+    Adopt,
+    Held,
+    TransferFailed,
+    TransferJoin,
+    TransferOffer,
+    TransferReady,
+    TransferSent,
+)
 
 from .conftest import DEADLINE_S, Peer, Peers
 

@@ -17,6 +17,7 @@ from rollart_hpc.wire.messages import AnyMessage, Heartbeat, Hello, Resend, Stop
 
 HEARTBEAT_S = 0.05
 SILENCE_S = 0.6
+PATIENT_SILENCE_S = 2.0  # where a loaded machine must not look like a lost worker
 
 
 def make_hello(name: str = "env-0", **changes: object) -> Hello:
@@ -28,11 +29,13 @@ def make_hello(name: str = "env-0", **changes: object) -> Hello:
 
 
 class Controller:
-    def __init__(self, server: ServerKeys, client: ClientKeys, max_frame_bytes: int = 100_000) -> None:
+    def __init__(
+        self, server: ServerKeys, client: ClientKeys, max_frame_bytes: int = 100_000, silence_s: float = SILENCE_S
+    ) -> None:
         self.hub = Hub("127.0.0.1", server, max_frame_bytes=max_frame_bytes)
         self.server, self.client = server, client
         self.address = f"tcp://127.0.0.1:{self.hub.port}"
-        self.members = Members(self.hub, attempt=1, heartbeat_s=HEARTBEAT_S, silence_s=SILENCE_S)
+        self.members = Members(self.hub, attempt=1, heartbeat_s=HEARTBEAT_S, silence_s=silence_s)
         self.events: queue.Queue[Joined | Lost] = queue.Queue()
         self.messages: queue.Queue[tuple[str, AnyMessage, list[Frame]]] = queue.Queue()
         self.calls: queue.Queue[object] = queue.Queue()

@@ -1,0 +1,1 @@
+"""Benchmarks: real runs side by side on this machine, reported as ratios."""

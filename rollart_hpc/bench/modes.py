@@ -1,0 +1,111 @@
+"""The five modes side by side under injected environment latency. Owns the comparison; every run is a real one.
+
+For each spread of the turn latency N(mean, std) the modes take turns (interleaved, so that noise of
+the machine hits all alike) and the time per optimizer step is compared, start-up and first step left out.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from rollart_hpc.config.schema import MODES
+from rollart_hpc.errors import SiteError
+
+RUN = "bench-modes"
+
+
+@dataclass
+class Row:
+    """One spread of latency: seconds per step of each mode, and what it gains."""
+
+    std_s: float
+    step_s: dict[str, float]
+    trained_per_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def speedup_over_sync(self) -> dict[str, float]:
+        return {mode: self.step_s["sync"] / seconds for mode, seconds in self.step_s.items()}
+
+    @property
+    def trajectory_over_batched(self) -> float:
+        """sync_plus differs from sync in that no trajectory waits for another."""
+        return self.step_s["sync"] / self.step_s["sync_plus"]
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "std_s": self.std_s,
+            "step_s": self.step_s,
+            "speedup_over_sync": self.speedup_over_sync,
+            "trajectory_over_batched": self.trajectory_over_batched,
+        }
+
+
+def bench_modes(
+    mean_s: float, stds_s: list[float], steps: int, repeats: int, say: Callable[[str], None], keep: Path | None = None
+) -> list[Row]:
+    with tempfile.TemporaryDirectory(prefix="rollart-bench-") as scratch:
+        root = keep or Path(scratch)
+        root.mkdir(parents=True, exist_ok=True)
+        model = _make_model(root, say)
+        rows = []
+        for std_s in stds_s:
+            seconds: defaultdict[str, list[float]] = defaultdict(list)
+            for repeat in range(repeats):
+                for mode in MODES:
+                    run_dir = root / f"{mode}-{std_s:g}-{repeat}"
+                    seconds[mode].append(_time_run(run_dir, mode, mean_s, std_s, steps, repeat, model))
+                    say(f"  N({mean_s:g}, {std_s:g}) s  {mode:<10} {seconds[mode][-1]:7.2f} s per step")
+            rows.append(Row(std_s, {mode: statistics.median(values) for mode, values in seconds.items()}))
+        return rows
+
+
+def _make_model(root: Path, say: Callable[[str], None]) -> Path:
+    """A run of no steps: it makes the base model that all others begin from."""
+    say("  making the base model once for all runs")
+    _run(root / "model-maker", ["steps=0", "validation.plays=0"])
+    return root / "model-maker" / "model"
+
+
+def _time_run(run_dir: Path, mode: str, mean_s: float, std_s: float, steps: int, seed: int, model: Path) -> float:
+    latency = [
+        f"tasks.{task}.trouble.turn_latency.{key}={value}"
+        for task in ("frozenlake", "series")
+        for key, value in (("mean_s", mean_s), ("std_s", std_s))
+    ]
+    base = ["model.kind=directory", f"model.path={model}"]
+    _run(run_dir, [f"mode={mode}", f"steps={steps}", f"seed={seed}", *latency, *base])
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    times = [line["time_s"] for line in lines if line["kind"] == "step"]
+    return float((times[-1] - times[0]) / (len(times) - 1))
+
+
+def _run(run_dir: Path, overrides: list[str]) -> None:
+    command = [sys.executable, "-m", "rollart_hpc.cli", "run", RUN, "--quiet", "--run-dir", str(run_dir), *overrides]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SiteError(f"a run of the benchmark failed: {done.stderr.strip()[-2000:]}", f"look into {run_dir}")
+
+
+def table(rows: list[Row]) -> str:
+    """Speed-up over sync, one line per spread."""
+    head = f"{'latency std':>12}" + "".join(f"{mode:>12}" for mode in MODES) + f"{'traj/batched':>14}"
+    lines = [head]
+    for row in rows:
+        gains = "".join(f"{row.speedup_over_sync[mode]:>11.2f}x" for mode in MODES)
+        lines.append(f"{row.std_s:>10.2f} s{gains}{row.trajectory_over_batched:>13.2f}x")
+    return "\n".join(lines)
+
+
+def as_json(mean_s: float, rows: list[Row]) -> str:
+    content = {"bench": "modes", "mean_s": mean_s, "rows": [row.as_dict() for row in rows]}
+    return msgspec.json.format(msgspec.json.encode(content)).decode()

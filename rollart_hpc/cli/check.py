@@ -1,0 +1,34 @@
+"""`check`: every problem of a run, before it starts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+
+from rollart_hpc.config.load import load_all
+from rollart_hpc.errors import ConfigError
+from rollart_hpc.launch.plan import make_plan
+
+
+def check(args: argparse.Namespace) -> int:
+    try:
+        loaded = load_all(args.run, args.overrides, args.site)
+    except ConfigError as error:
+        if not args.json:
+            raise
+        print(json.dumps({"good": False, "problems": error.problems, "warnings": []}, indent=1))
+        return error.exit_code
+    plan = make_plan(loaded.config)
+    if args.json:
+        procs = [asdict(proc) for proc in plan.procs]
+        found = {"good": True, "problems": [], "warnings": loaded.warnings}
+        print(json.dumps({**found, "config": asdict(loaded.config), "plan": procs}, indent=1))
+        return 0
+    for warning in loaded.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(f"{args.run}: good, {len(plan.procs)} processes")
+    for node in dict.fromkeys(proc.node for proc in plan.procs):
+        print(f"  {node}: {', '.join(proc.name for proc in plan.procs if proc.node == node)}")
+    return 0

@@ -1,0 +1,75 @@
+"""`cancel` and `join`: talk to a run that goes on elsewhere on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import select
+import socket
+import sys
+from contextlib import suppress
+from typing import cast
+
+from rollart_hpc.config.resolved import read_resolved
+from rollart_hpc.config.rundir import RunDir, open_run_dir
+from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.hardware import CPU, ENGINE_CLASSES
+from rollart_hpc.launch.command import environment, role_command
+from rollart_hpc.launch.ownership import ask_to_end, read_ownership, supervisor_pid
+from rollart_hpc.launch.plan import Proc
+from rollart_hpc.launch.supervisor import DRAIN_S
+from rollart_hpc.types import Role
+
+_MARGIN_S = 30.0
+
+
+def cancel(args: argparse.Namespace) -> int:
+    """Waits until the run has ended."""
+    run = open_run_dir(args.run_dir)
+    pid = ask_to_end(run)
+    print(f"asked the supervisor (pid {pid}) to save a checkpoint and end the run", file=sys.stderr)
+    _wait_for_end(pid, DRAIN_S + _MARGIN_S)
+    print(f"{read_ownership(run)['state']}; go on with: rollart-hpc resume {run.path}")
+    return 0
+
+
+def _wait_for_end(pid: int, timeout_s: float) -> None:
+    with suppress(ProcessLookupError):  # already gone
+        pidfd = os.pidfd_open(pid)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        ended = poll.poll(timeout_s * 1000)
+        os.close(pidfd)
+        if not ended:
+            raise SiteError(f"the supervisor (pid {pid}) did not end within {timeout_s:g} s", "cancel once more")
+
+
+def join(args: argparse.Namespace) -> int:
+    """Become the worker: its output goes to this terminal, Ctrl-C ends it, the run notices and goes on."""
+    run = open_run_dir(args.run_dir)
+    _need_running(run)
+    config = read_resolved(run.config)
+    proc = _new_proc(cast(Role, args.role), args.pool)
+    threads = config.engine.threads if proc.role == "engine" else 1
+    command = role_command(proc, run, attempt=run.last_attempt(), incarnation=secrets.token_hex(8))
+    print(f"joining {run.path} as {proc.name}", file=sys.stderr, flush=True)
+    os.execve(command[0], command, environment(threads))
+
+
+def _need_running(run: RunDir) -> None:
+    if read_ownership(run).get("host") != socket.gethostname():
+        return  # the controller's answer will tell
+    if supervisor_pid(run) is None:
+        raise UserError(f"{run.path} is not running", f"start it again: rollart-hpc resume {run.path}")
+
+
+def _new_proc(role: Role, pool: str) -> Proc:
+    tag = f"join-{secrets.token_hex(3)}"
+    if role != "engine":
+        if pool:
+            raise UserError(f"--pool {pool} is for engines only", f"leave it out for a worker of role {role}")
+        return Proc(f"{role}-{tag}", role, CPU, socket.gethostname())
+    if pool not in ENGINE_CLASSES:
+        raise UserError(f"an engine needs a pool, got {pool!r}", f"--pool {' or --pool '.join(ENGINE_CLASSES)}")
+    return Proc(f"engine-{pool}-{tag}", role, pool, pool, pool=pool)

@@ -1,0 +1,79 @@
+"""`logs`: the logs of all processes of a run as one stream, every line with the name of its process."""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rollart_hpc.cli.status import read_status
+from rollart_hpc.config.process import LOG_LINE
+from rollart_hpc.config.rundir import RunDir, open_run_dir
+from rollart_hpc.errors import UserError
+
+FOLLOW_S = 0.5
+OVER = ("finished", "drained", "failed", "killed")
+
+
+def logs(args: argparse.Namespace) -> int:
+    run = open_run_dir(args.run_dir)
+    readers: dict[Path, LogReader] = {}
+    shown = _show_new(run, args.role, readers)
+    if args.role and not readers:
+        raise UserError(f"no process of {run.path} is called {args.role!r}", f"there are: {_names(run)}")
+    if not shown and not args.follow:
+        print("no logs yet", file=sys.stderr)
+    while args.follow:
+        is_over = read_status(run)["state"] in OVER
+        _show_new(run, args.role, readers)
+        if is_over:
+            break
+        time.sleep(FOLLOW_S)
+    return 0
+
+
+def _show_new(run: RunDir, role: str | None, readers: dict[Path, LogReader]) -> bool:
+    """Print what was added to the logs since the last look, in order of time within an attempt."""
+    shown = False
+    for attempt in run.attempt_numbers():
+        for path in sorted(run.logs(attempt).glob("*.log")):
+            if _matches(path.stem, role):
+                readers.setdefault(path, LogReader(path))
+        current = [reader for path, reader in readers.items() if path.parent == run.logs(attempt)]
+        for _, name, text in heapq.merge(*(reader.new() for reader in current), key=lambda record: record[0]):
+            print(f"{name:<20} {text}", flush=True)
+            shown = True
+    return shown
+
+
+def _matches(name: str, role: str | None) -> bool:
+    return role is None or name == role or name.startswith(f"{role}-")
+
+
+def _names(run: RunDir) -> str:
+    names = {path.stem for attempt in run.attempt_numbers() for path in run.logs(attempt).glob("*.log")}
+    return ", ".join(sorted(names)) or "none yet"
+
+
+class LogReader:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._time = ""
+
+    def new(self) -> Iterator[tuple[str, str, str]]:
+        """(time, process, line). A line without a time, such as a traceback's, belongs to the one before it."""
+        with open(self._path, "rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        for line in complete.decode(errors="replace").splitlines():
+            match = LOG_LINE.match(line)
+            if match:
+                self._time = match["time"]
+            text = f"{match['time']} {match['level']} {match['text']}" if match else line
+            yield self._time, self._path.stem, text

@@ -1,0 +1,122 @@
+"""The command line. Owns arguments and exit codes; every command imports what it needs when it runs, never torch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+
+from rollart_hpc import __version__
+from rollart_hpc.errors import RollartError
+from rollart_hpc.files import disk_errors
+
+Command = Callable[[argparse.Namespace], int]
+
+EPILOG = """examples:
+  rollart-hpc run quickstart                          two tasks train a tiny model on this machine
+  rollart-hpc run quickstart steps=5 flow.alpha=2     any key of the run file can be changed
+  rollart-hpc check ./my_run.yaml                     every problem of a run file, before it starts
+  rollart-hpc status                                  the newest run
+
+exit codes: 0 good, 2 the request can't be carried out as written, 3 the machine can't do it,
+5 the run was ended before its last step and can be resumed
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rollart-hpc",
+        description="Multi-task agentic reinforcement learning for LLMs on mixed hardware.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"rollart-hpc {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_run_commands(commands)
+    _add_run_dir_commands(commands)
+    return parser
+
+
+def _add_run_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    run = _add(commands, "run", "rollart_hpc.cli.run:run", "start a run on this machine")
+    _add_run_arguments(run)
+    run.add_argument("--run-dir", help="directory of the run, must not exist; default: runs/NAME-DATE-TIME")
+    run.add_argument("--quiet", action="store_true", help="no progress, only problems and the result")
+    check = _add(commands, "check", "rollart_hpc.cli.check:check", "find every problem of a run file")
+    _add_run_arguments(check)
+    check.add_argument("--json", action="store_true", help="machine-readable, with the resolved configuration")
+
+
+def _add_run_dir_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    resume = _add(commands, "resume", "rollart_hpc.cli.run:resume", "go on from the newest checkpoint")
+    resume.add_argument("run_dir", metavar="RUN_DIR")
+    resume.add_argument("--quiet", action="store_true", help="no progress, only problems and the result")
+    status = _add(commands, "status", "rollart_hpc.cli.status:status", "how a run is doing")
+    status.add_argument("run_dir", metavar="RUN_DIR", nargs="?", help="default: the newest run")
+    status.add_argument("--json", action="store_true", help="machine-readable")
+    logs = _add(commands, "logs", "rollart_hpc.cli.logs:logs", "the logs of all processes, merged")
+    logs.add_argument("run_dir", metavar="RUN_DIR")
+    logs.add_argument("--role", help="only this role (engine) or process (engine-compute-0)")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    cancel = _add(commands, "cancel", "rollart_hpc.cli.control:cancel", "save a checkpoint and end a run")
+    cancel.add_argument("run_dir", metavar="RUN_DIR")
+    join = _add(commands, "join", "rollart_hpc.cli.control:join", "add a worker to a running run")
+    join.add_argument("run_dir", metavar="RUN_DIR")
+    join.add_argument("role", metavar="ROLE", choices=("env", "engine", "reward"), help="env, engine or reward")
+    join.add_argument("--pool", default="", help="hardware class of an engine: compute or bandwidth")
+    report = _add(commands, "report", "rollart_hpc.cli.report:report", "write report.html and trace.json again")
+    report.add_argument("run_dir", metavar="RUN_DIR")
+
+
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="name of a packaged run file, or a path")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys of the run file to change")
+    parser.add_argument("--site", help="name of a packaged site file, or a path")
+
+
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, command: str, help: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
+    parser.set_defaults(function=command)
+    return parser
+
+
+def _load(command: str) -> Command:
+    module, name = command.split(":")
+    function: Command = getattr(import_module(module), name)
+    return function
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    """argparse gives up on key=value behind an option (`run RUN --quiet steps=5`): take those in too."""
+    parser = build_parser()
+    args, rest = parser.parse_known_args(arguments)
+    strange = [text for text in rest if text.startswith("-") or "overrides" not in args]
+    if strange:
+        parser.error(f"unrecognized arguments: {' '.join(strange)}")
+    if rest:
+        args.overrides += rest
+    return args
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = _parse(arguments)
+    try:
+        with disk_errors(getattr(args, "run_dir", None) or "the run directory"):
+            return _load(args.function)(args)
+    except RollartError as error:
+        print(f"rollart-hpc: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `rollart-hpc logs ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

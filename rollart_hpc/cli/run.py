@@ -1,0 +1,47 @@
+"""`run` and `resume`: from a request to a supervised run, with what the user sees of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rollart_hpc.cli.report import write_report
+from rollart_hpc.cli.screen import LiveScreen, summary
+from rollart_hpc.config.load import load_all
+from rollart_hpc.config.process import EXIT_DRAINED
+from rollart_hpc.config.rundir import RunDir, new_run_dir, open_run_dir
+from rollart_hpc.errors import RollartError
+from rollart_hpc.files import read_json
+from rollart_hpc.launch.local import resume_run, start_run
+from rollart_hpc.launch.supervisor import Outcome
+
+
+def run(args: argparse.Namespace) -> int:
+    loaded = load_all(args.run, args.overrides, args.site)
+    for warning in loaded.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    directory = RunDir(args.run_dir) if args.run_dir else new_run_dir(loaded.config.name)
+    screen = LiveScreen(directory, quiet=args.quiet)
+    with screen:
+        outcome = start_run(loaded.config, loaded.site, directory, screen)
+    return _tell_end(directory, outcome)
+
+
+def resume(args: argparse.Namespace) -> int:
+    directory = open_run_dir(args.run_dir)
+    with LiveScreen(directory, quiet=args.quiet) as screen:
+        outcome = resume_run(directory, screen)
+    return _tell_end(directory, outcome)
+
+
+def _tell_end(run: RunDir, outcome: Outcome) -> int:
+    for line in summary(read_json(run.status) or {}):
+        print(line)
+    try:
+        print(f"report: {write_report(run)}")
+    except RollartError as error:  # the run itself is fine
+        print(f"no report: {error}", file=sys.stderr)
+    if outcome == "finished":
+        return 0
+    print(f"ended early; go on with: rollart-hpc resume {run.path}")
+    return EXIT_DRAINED

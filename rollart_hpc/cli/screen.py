@@ -1,0 +1,129 @@
+"""What a user sees of a running run: an updating line on a terminal, a line per step elsewhere. Only reads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from types import TracebackType
+from typing import Any, TextIO
+
+from rollart_hpc.config.rundir import RunDir
+
+CLEAR = "\r\x1b[2K"
+
+
+class LiveScreen:
+    """The supervisor's `Screen`: `say` for events, `show` once a second with the status."""
+
+    def __init__(self, run: RunDir, quiet: bool = False, out: TextIO | None = None) -> None:
+        self._run, self._quiet = run, quiet
+        self._out = out or sys.stderr
+        self._is_terminal = self._out.isatty()
+        self._steps = Follower(run)
+        self._line = ""
+
+    def __enter__(self) -> LiveScreen:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the last line of the terminal in place."""
+        if self._line:
+            self._out.write("\n")
+            self._line = ""
+
+    def say(self, text: str) -> None:
+        if not self._quiet:
+            self._print(text)
+
+    def show(self, status: dict[str, Any]) -> None:
+        if self._quiet:
+            return
+        if self._is_terminal:
+            self._draw(status_line(status))
+        else:
+            for record in self._steps.new():
+                text = step_line(record, status)
+                if text:
+                    self._print(text)
+
+    def _print(self, text: str) -> None:
+        start = CLEAR if self._line else ""
+        self._out.write(f"{start}{text}\n{self._line}")
+        self._out.flush()
+
+    def _draw(self, text: str) -> None:
+        self._line = text[: shutil.get_terminal_size().columns - 1]
+        self._out.write(f"{CLEAR}{self._line}")
+        self._out.flush()
+
+
+class Follower:
+    """The lines that were added to metrics.jsonl since the last look."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._path = run.metrics
+        self._offset = self._path.stat().st_size if self._path.exists() else 0
+
+    def new(self) -> list[dict[str, Any]]:
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [json.loads(line) for line in complete.splitlines()]
+
+
+def status_line(status: dict[str, Any]) -> str:
+    """step 12/60 | frozenlake 0.41 (0.12 -> 0.38) | ... | 1234 tok/s | staleness 1/1 | engine 2/2 ..."""
+    staleness = status.get("staleness", {})
+    parts = [f"step {status.get('step', 0)}/{status.get('steps', '?')}"]
+    if status.get("validating") is not None:
+        parts[0] += " (validating)"
+    parts += [f"{name} {_scores(task)}" for name, task in status.get("tasks", {}).items()]
+    parts.append(f"{status.get('tokens_per_s', 0):.0f} tok/s")
+    parts.append(f"staleness {staleness.get('max_trained', 0)}/{staleness.get('bound', '?')}")
+    parts.append(_alive(status))
+    return " | ".join(parts)
+
+
+def step_line(record: dict[str, Any], status: dict[str, Any]) -> str:
+    """A step or validation of metrics.jsonl in one line; empty for other records."""
+    if "plays" in record:
+        return (
+            f"validation at version {record['version']}: {record['task']} {record['success']:.3f} "
+            f"({record['plays']} plays)"
+        )
+    if "step_s" not in record:
+        return ""
+    scores = " ".join(f"{name} {value:.2f}" for name, value in record.get("success", {}).items())
+    stale = max((int(k) for k in record.get("staleness", {})), default=0)
+    return (
+        f"step {record['step'] + 1}/{status.get('steps', '?')} in {record['step_s']:.1f} s | {scores} | "
+        f"{record['tokens_per_s']:.0f} tok/s | staleness {stale}/{status['staleness']['bound']} | {_alive(status)}"
+    )
+
+
+def summary(status: dict[str, Any]) -> list[str]:
+    """The end of a run: success of every task in the first and in the last validation."""
+    lines = [f"{status.get('state', 'unknown')} after {status.get('step', 0)} of {status.get('steps', '?')} steps"]
+    for name, task in status.get("tasks", {}).items():
+        first, last = task.get("score_first"), task.get("score_last")
+        if first is not None and last is not None:
+            lines.append(f"  {name}: success {first:.3f} -> {last:.3f}")
+    return lines
+
+
+def _scores(task: dict[str, Any]) -> str:
+    first, last = task.get("score_first"), task.get("score_last")
+    return "-" if first is None else f"{first:.2f} -> {last:.2f}"
+
+
+def _alive(status: dict[str, Any]) -> str:
+    workers = status.get("workers", {})
+    return " ".join(f"{role} {count['alive']}" for role, count in workers.items() if role != "supervisor")

@@ -1,0 +1,63 @@
+"""`status`: what the controller wrote down last, and whether anybody is still at work."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from rollart_hpc.cli.screen import status_line
+from rollart_hpc.config.rundir import RunDir, newest_run_dir, open_run_dir
+from rollart_hpc.errors import UserError
+from rollart_hpc.files import read_json
+from rollart_hpc.launch.ownership import RUNNING, read_ownership, supervisor_pid
+
+
+def status(args: argparse.Namespace) -> int:
+    run = open_run_dir(args.run_dir) if args.run_dir else newest_run_dir()
+    current = read_status(run)
+    if args.json:
+        print(json.dumps(current, indent=1))
+        return 0
+    reason = f": {current['reason']}" if current.get("reason") else ""
+    print(f"{run.path}\n{current['state']}{reason}, attempt {current.get('attempt', 0)}")
+    if "tasks" in current:
+        print(status_line(current))
+        _print_counts("dropped", current.get("dropped", {}))
+        _print_counts("lost", {role: count["lost"] for role, count in current["workers"].items()})
+    if current["state"] in ("killed", "failed", "drained"):
+        print(f"go on with: rollart-hpc resume {run.path}")
+    return 0
+
+
+def read_status(run: RunDir) -> dict[str, Any]:
+    """status.json with the state corrected by what is known of the supervisor.
+
+    A run whose processes were all killed can't write that down: its last status says "running".
+    """
+    current: dict[str, Any] = read_json(run.status) or {"attempt": run.last_attempt()}
+    owner = read_ownership(run)
+    if not owner:
+        state = "preparing"
+    elif owner["state"] != RUNNING:
+        state = owner["state"]
+    elif _is_supervised(run):
+        of_now = current.get("attempt", 0) >= min((p["attempt"] for p in owner["procs"].values()), default=0)
+        state = current.get("state", "starting") if of_now else "starting"
+    else:
+        state = "killed"
+    reason = current.get("reason") or owner.get("reason", "")
+    return {**current, "run_dir": str(run.path), "state": state, "reason": reason}
+
+
+def _is_supervised(run: RunDir) -> bool:
+    try:
+        return supervisor_pid(run) is not None
+    except UserError:
+        return True  # on another host, which alone can tell
+
+
+def _print_counts(title: str, counts: dict[str, int]) -> None:
+    listed = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+    if listed:
+        print(f"{title}: {listed}")

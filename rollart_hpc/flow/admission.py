@@ -1,0 +1,137 @@
+"""Which groups are alive. Owns their opening, completion and end; a group that ends has a counted reason.
+
+Groups admitted but neither trained nor dropped are at most those of the next 1 + alpha steps: that
+makes alpha = 0 exactly synchronous and keeps engines from over-producing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rollart_hpc.flow.batches import Batches
+from rollart_hpc.flow.mix import TaskMix
+from rollart_hpc.flow.plays import Plays
+from rollart_hpc.flow.policy import Policy
+from rollart_hpc.flow.state import Group, State, Tally, Trajectory
+
+
+class Admission:
+    def __init__(self, policy: Policy, tally: Tally, mix: TaskMix, plays: Plays, batches: Batches) -> None:
+        self.policy, self.tally, self.mix, self.plays, self.batches = policy, tally, mix, plays, batches
+        self.groups: dict[int, Group] = {}
+        self.num_groups = 0
+        self.next_index: Counter[str] = Counter()  # of each task's groups: decides their seeds
+        self.is_due = True  # something has changed since the last look
+        self._completed = 0
+        self._reset_failures: Counter[str] = Counter()  # in a row
+        self._dropped_groups: Counter[str] = Counter()  # in a row
+
+    def admit(self, version: int, attempt: int) -> None:
+        """Groups admitted but neither trained nor dropped: at most those of the next 1 + alpha steps."""
+        if not self.is_due:
+            return
+        self.is_due = False
+        missing = self._wanted(version)
+        missing.subtract(Counter(group.task for group in self.groups.values()))
+        while any(count > 0 for count in missing.values()):
+            for task in self.policy.tasks:
+                if missing[task] > 0:
+                    missing[task] -= 1
+                    self._open(task, attempt)
+
+    def _wanted(self, version: int) -> Counter[str]:
+        """Groups of each task in the batches of the next 1 + alpha steps, and the redundant ones."""
+        last = min(version + self.policy.alpha, self.policy.steps - 1)
+        wanted: Counter[str] = Counter()
+        for step in range(version, last + 1):
+            wanted.update(self.mix.quota(step))
+        if last >= version and self.mix.tasks:
+            for extra in range(self.policy.redundant_groups):
+                wanted[self.mix.tasks[extra % len(self.mix.tasks)]] += 1
+        return wanted
+
+    def trim(self, version: int, reason: str) -> None:
+        """After going back the mix of the steps ahead is another one: groups that have no place in it go."""
+        room = self._wanted(version)
+        for group in sorted(self.groups.values(), key=lambda g: g.id):
+            room[group.task] -= 1
+            if room[group.task] < 0:
+                self.drop(group, reason)
+
+    def _open(self, task: str, attempt: int) -> None:
+        index = self.next_index[task]
+        self.next_index[task] += 1
+        group = Group(self.num_groups, task, index)
+        self.num_groups += 1
+        self.groups[group.id] = group
+        for member in range(self.policy.group_size + self.policy.redundancy):
+            trajectory = Trajectory(
+                id=f"a{attempt}.g{group.id}.m{member}",
+                task=task,
+                purpose="train",
+                seed=self.policy.env_seed("train", task, index),
+                sample_seed=self.policy.sample_seed("train", task, index, member),
+                group=group,
+            )
+            group.members.append(trajectory)
+            self.plays.enter(trajectory)
+
+    def scored(self, group: Group) -> None:
+        done = [m for m in group.members if m.state is State.SCORED]
+        if len(done) < self.policy.group_size:
+            return
+        for surplus in [m for m in group.members if m.state is not State.SCORED]:
+            self.tally.dropped["surplus"] += 1
+            self.plays.leave(surplus, "surplus")
+        group.members = done
+        group.complete = True
+        group.completed_as, self._completed = self._completed, self._completed + 1
+        rejected = self.policy.tasks[group.task].group_filter == "same_reward" and len({m.reward for m in done}) == 1
+        if rejected:
+            self.drop(group, "group_filtered")
+        elif self.is_stale(group):
+            self.drop(group, "group_stale")
+        else:
+            self._dropped_groups[group.task] = 0
+            self.batches.add(group)
+
+    def drop(self, group: Group, reason: str) -> None:
+        self.tally.dropped[reason] += 1
+        for member in group.members:
+            self.plays.leave(member, reason)
+        del self.groups[group.id]
+        self.is_due = True
+        if group in self.batches.buffer:
+            self.batches.buffer.remove(group)
+        if reason in ("group_filtered", "group_failed", "group_stale"):
+            self._dropped_groups[group.task] += 1
+            self._quarantine_if(group.task, self._dropped_groups)
+
+    def _quarantine_if(self, task: str, failures: Counter[str]) -> None:
+        if failures[task] < self.policy.quarantine_after or self.tally.tasks[task].quarantined:
+            return
+        self.tally.tasks[task].quarantined = True
+        self.mix.remove(task, self.batches.step, self.batches.taken_by_task())
+        for group in [g for g in self.groups.values() if g.task == task and g not in self.batches.taken]:
+            self.drop(group, "quarantined")
+
+    def reset_failed(self, task: str) -> None:
+        self._reset_failures[task] += 1
+        self._quarantine_if(task, self._reset_failures)
+
+    def reset_worked(self, task: str) -> None:
+        self._reset_failures[task] = 0
+
+    def is_stale(self, group: Group) -> bool:
+        """Too old for every step that is still to come."""
+        version = group.version
+        return version is not None and version < self.batches.next_step - self.policy.alpha
+
+    def sweep_stale(self) -> None:
+        for group in list(self.groups.values()):
+            waits = group in self.batches.buffer
+            if (waits or self.policy.abort_stale) and group not in self.batches.taken and self.is_stale(group):
+                self.drop(group, "group_stale")
+
+    def oldest_incomplete(self) -> int:
+        return min((g.id for g in self.groups.values() if not g.complete), default=self.num_groups)

@@ -1,0 +1,76 @@
+"""How the end of a process is put into words: exit codes, what its log says, what the user can do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from rollart_hpc.config.process import LOG_LINE, LOG_TIME_FORMAT
+from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.errors import EXIT_USER, RollartError, SiteError, UserError
+from rollart_hpc.launch.process import Child
+
+_TAIL_BYTES = 64 << 10
+
+
+def describe(code: int) -> str:
+    """An exit code in words; negative codes are signals."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def reason_of(child: Child, code: int) -> RollartError:
+    """The process knew why it ended: say that."""
+    said = last_error(child.log) or quoted_tail(child.log)
+    kind = UserError if code == EXIT_USER else SiteError
+    return kind(f"{child.name}: {said}", f"its log: {child.log}")
+
+
+def gave_up(child: Child, code: int, limit: str, run: RunDir) -> SiteError:
+    return SiteError(
+        f"{child.name} keeps ending ({describe(code)}) and has used up {limit}; {quoted_tail(child.log)}",
+        f"find the cause, then: rollart-hpc resume {run.path}",
+    )
+
+
+def tail(path: Path, num_lines: int = 20) -> list[str]:
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            return file.read().decode(errors="replace").splitlines()[-num_lines:]
+    except OSError:
+        return []
+
+
+def last_error(path: Path) -> str:
+    """The last message logged as ERROR, with the lines that belong to it; empty if there is none."""
+    found: list[str] = []
+    taking = False
+    for line in tail(path, 500):
+        match = LOG_LINE.match(line)
+        if match:
+            taking = match["level"] in ("ERROR", "CRITICAL")
+            if taking:
+                found = [match["text"]]
+        elif taking:
+            found.append(line)
+    return "\n".join(found)
+
+
+def quoted_tail(path: Path, num_lines: int = 20) -> str:
+    lines = tail(path, num_lines)
+    shown = "\n".join(f"  | {line}" for line in lines) if lines else "  | (empty)"
+    return f"the end of {path}:\n{shown}"
+
+
+def log_line(name: str, text: str) -> str:
+    """A line of the supervisor's own log, in the form of all others."""
+    now = time.time()
+    return f"{time.strftime(LOG_TIME_FORMAT, time.localtime(now))}.{int(now % 1 * 1000):03d} INFO {name}: {text}"

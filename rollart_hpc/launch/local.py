@@ -1,0 +1,52 @@
+"""A run on this machine: prepare the run directory, then carry out the plan as local processes.
+
+Owns the order of preparation: everything that can be wrong is found before the first role starts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from rollart_hpc.config.resolved import read_resolved, write_resolved
+from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.config.site import SiteConfig
+from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.launch.base_model import prepare_model
+from rollart_hpc.launch.ownership import read_ownership, supervisor_pid
+from rollart_hpc.launch.plan import make_plan
+from rollart_hpc.launch.supervisor import Outcome, Screen, Supervisor
+
+
+def start_run(config: RunConfig, site: SiteConfig, run: RunDir, screen: Screen) -> Outcome:
+    """A new run in a directory that does not exist yet."""
+    _need_torch()
+    run.create()
+    write_resolved(run.config, config)
+    write_resolved(run.site, site)
+    screen.say(f"run directory {run.path}")
+    return _carry_out(run, config, screen)
+
+
+def resume_run(run: RunDir, screen: Screen) -> Outcome:
+    """Go on from the newest committed checkpoint, or from the start if there is none."""
+    config = read_resolved(run.config)
+    pid = supervisor_pid(run)
+    if pid is not None:
+        raise UserError(f"{run.path} is still running (pid {pid})", f"end it first: rollart-hpc cancel {run.path}")
+    if read_ownership(run).get("state") == "finished":
+        raise UserError(f"{run.path} has finished all its {config.steps} steps", "start a new run")
+    _need_torch()
+    return _carry_out(run, config, screen)
+
+
+def _carry_out(run: RunDir, config: RunConfig, screen: Screen) -> Outcome:
+    prepare_model(run, config, screen.say)
+    return Supervisor(run, config, make_plan(config), screen).supervise()
+
+
+def _need_torch() -> None:
+    """Engines and trainers need it; the process that reads this line does not import it."""
+    missing = [name for name in ("torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SiteError(f"not installed: {', '.join(missing)}", "pip install 'rollart-hpc[train]'")

@@ -1,0 +1,145 @@
+"""What a run measured, line by line. Owns the format of metrics.jsonl and the TensorBoard copy of it.
+
+A line is a step, a validation or an event; `kind` tells which. It is written by one system call, so a reader sees
+whole lines except perhaps a last one that a crash tore, which `read` leaves out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollart_hpc.files import disk_errors
+from rollart_hpc.observe.tensorboard import EventFile
+
+log = logging.getLogger(__name__)
+
+
+def _plain(value: Any) -> Any:
+    """numpy scalars become numbers."""
+    if hasattr(value, "item"):
+        return value.item()
+    raise NotImplementedError(f"{type(value).__name__} can't be a metric")
+
+
+class MetricsLog:
+    """Appends to metrics.jsonl. A disk that can't take it is a SiteError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._encoder = msgspec.json.Encoder(enc_hook=_plain)
+        with disk_errors(path):
+            _mend(path)
+            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def step(self, line: dict[str, Any]) -> None:
+        self._append({"kind": "step", **line})
+
+    def validation(self, line: dict[str, Any]) -> None:
+        self._append({"kind": "validation", **line})
+
+    def event(self, what: str, *, time_s: float, name: str = "", detail: str = "", **more: Any) -> None:
+        self._append({"kind": "event", "time_s": time_s, "what": what, "name": name, "detail": detail, **more})
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _append(self, line: dict[str, Any]) -> None:
+        data = self._encoder.encode(line) + b"\n"
+        with disk_errors(self._path):
+            written = os.write(self._fd, data)
+            if written < len(data):  # the disk ran full in mid-line; what fits is a torn line
+                os.write(self._fd, data[written:])
+
+
+def _mend(path: Path) -> None:
+    """End a line that an earlier writer left torn, so that ours does not continue it."""
+    try:
+        with path.open("rb+") as file:
+            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
+                file.write(b"\n")
+    except FileNotFoundError:
+        return
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All whole lines; none if there is no file. Torn ones are left out and counted in the log."""
+    try:
+        rows = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    lines: list[dict[str, Any]] = []
+    num_torn = 0
+    for row in filter(None, rows):
+        try:
+            line = msgspec.json.decode(row)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            line = None
+        if isinstance(line, dict):
+            lines.append(line)
+        else:
+            num_torn += 1
+    if num_torn:
+        log.warning("%s: %d torn lines left out", path, num_torn)
+    return lines
+
+
+def of_kind(lines: Iterable[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [line for line in lines if line.get("kind") == kind]
+
+
+def surviving_steps(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Steps in order, without those that a restore rolled back: a later line of a version voids all from it on."""
+    chain: list[dict[str, Any]] = []
+    for line in of_kind(lines, "step"):
+        while chain and chain[-1].get("version", 0) >= line.get("version", 0):
+            chain.pop()
+        chain.append(line)
+    return chain
+
+
+class Board:
+    """The same figures for TensorBoard. It is a copy: if it can't be written the run goes on without it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file: EventFile | None = None
+        try:
+            self._file = EventFile(directory)
+        except OSError as error:
+            log.warning("no TensorBoard files: %s", error)
+
+    def step(self, line: dict[str, Any]) -> None:
+        self._add("train", line, line.get("version", 0))
+
+    def validation(self, line: dict[str, Any]) -> None:
+        figures: dict[str, Any] = {key: line[key] for key in ("success", "reward", "turns") if key in line}
+        self._add(f"validation/{line.get('task', '')}", figures, line.get("version", 0))
+
+    def _add(self, prefix: str, figures: dict[str, Any], version: int) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.add(version, dict(_scalars(prefix, figures)))
+        except OSError as error:
+            log.warning("TensorBoard files end here: %s", error)
+            self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _scalars(prefix: str, figures: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    for key, value in figures.items():
+        if isinstance(value, dict):
+            yield from _scalars(f"{prefix}/{key}", value)
+        elif isinstance(value, int | float) and key not in ("step", "version", "attempt"):
+            yield f"{prefix}/{key}", float(value)

@@ -1,0 +1,90 @@
+"""The state of a run at a glance. Owns the shape of status.json; does not know how the figures come about.
+
+Every field has a default: a run that died while it began has a short status, and a newer writer may add keys.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from rollart_hpc.errors import SiteError
+from rollart_hpc.files import write_atomic
+
+
+class TaskStatus(msgspec.Struct):
+    score_first: float | None = None  # success in the first validation
+    score_last: float | None = None
+    trajectories: int = 0  # ended and scored
+    groups_trained: int = 0
+    success: float | None = None  # of training trajectories, over the whole run
+    reward: float | None = None
+    pool_share: dict[str, float] = {}  # hardware class -> share of the task's requests
+    turns: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    quarantined: bool = False
+
+
+class StalenessStatus(msgspec.Struct):
+    bound: int = 0
+    max_trained: int = 0
+    histogram: dict[str, int] = {}  # versions behind -> trained trajectories
+
+
+class WorkerStatus(msgspec.Struct):
+    joined: int = 0
+    lost: int = 0
+    alive: int = 0
+
+
+class WeightsStatus(msgspec.Struct):
+    transport: str = ""
+    transfers: int = 0
+    relay_transfers: int = 0
+    failures: int = 0
+    total_s: float = 0.0
+    exposed_s: float = 0.0  # how long generation stood still, summed over engines
+    bytes: int = 0
+
+
+class WaitStatus(msgspec.Struct):
+    get_batch_share: float = 0.0  # of the trainer's time
+
+
+class Status(msgspec.Struct):
+    name: str = ""
+    state: str = "unknown"  # preparing, starting, running, then how it ended
+    reason: str = ""
+    mode: str = ""
+    step: int = 0
+    steps: int = 0
+    policy_version: int = 0
+    attempt: int = 0
+    time_s: float = 0.0
+    tokens_per_s: float = 0.0
+    tasks: dict[str, TaskStatus] = {}
+    staleness: StalenessStatus = msgspec.field(default_factory=StalenessStatus)
+    dropped: dict[str, int] = {}
+    fallbacks: int = 0
+    workers: dict[str, WorkerStatus] = {}
+    weights: WeightsStatus = msgspec.field(default_factory=WeightsStatus)
+    wait: WaitStatus = msgspec.field(default_factory=WaitStatus)
+    refused: dict[str, int] = {}
+    report: str = ""
+    updated: str = ""
+
+
+def write_status(path: Path, status: Status) -> None:
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(status), indent=1) + b"\n")
+
+
+def read_status(path: Path) -> Status | None:
+    """None if there is no status yet."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Status)
+    except FileNotFoundError:
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SiteError(f"{path} is damaged: {error}", "remove it; the run writes it anew while it runs") from None

@@ -1,0 +1,41 @@
+"""A supervisor over fake roles, as a process of its own: `python drive.py RUN_DIR`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rollart_hpc.config.resolved import read_resolved
+from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.errors import RollartError
+from rollart_hpc.launch import crew, supervisor
+from rollart_hpc.launch.plan import Proc, make_plan
+
+FAKE = str(Path(__file__).with_name("fake_role.py"))
+real_command = crew.role_command
+
+
+def fake_command(proc: Proc, run: RunDir, **rest: Any) -> list[str]:
+    interpreter, safe, _, _, *arguments = real_command(proc, run, **rest)
+    return [interpreter, safe, FAKE, proc.role, *arguments]
+
+
+class Lines:
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def show(self, status: dict[str, Any]) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    crew.role_command = fake_command  # type: ignore[assignment]
+    supervisor.TICK_S = 0.1
+    run = RunDir(sys.argv[1])
+    config = read_resolved(run.config)
+    try:
+        print(supervisor.Supervisor(run, config, make_plan(config), Lines()).supervise())
+    except RollartError as error:
+        print(error)
+        sys.exit(error.exit_code)

@@ -1,0 +1,276 @@
+"""The supervisor over real processes with a real hub and no work to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollart_hpc.config.resolved import write_resolved
+from rollart_hpc.config.rundir import COMMITTED, RunDir
+from rollart_hpc.config.schema import PoolConfig, RestartConfig, RunConfig, TimeoutConfig, TrainerConfig
+from rollart_hpc.launch.ownership import start_ticks
+
+DRIVE = str(Path(__file__).with_name("drive.py"))
+PATIENCE_S = 60.0
+
+
+class Driven:
+    """A supervisor process and what its run directory says."""
+
+    def __init__(self, run: RunDir, process: subprocess.Popen[str]) -> None:
+        self.run, self.process = run, process
+
+    def owner(self) -> dict[str, Any]:
+        return json.loads(self.run.supervisor.read_text()) if self.run.supervisor.exists() else {}
+
+    def status(self) -> dict[str, Any]:
+        return json.loads(self.run.status.read_text()) if self.run.status.exists() else {}
+
+    def procs(self) -> dict[str, Any]:
+        return self.owner().get("procs", {})
+
+    def noted(self, text: str) -> bool:
+        log = self.run.log(1, "supervisor")
+        return log.exists() and text in log.read_text()
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            found = condition()
+            if found:
+                return found
+            if self.process.poll() is not None and not condition():
+                raise AssertionError(f"the supervisor ended early: {self.process.communicate()[0]}")
+            time.sleep(0.02)
+        raise AssertionError(f"waited too long; status {self.status()}, owner {self.owner()}")
+
+    def until_all_joined(self, attempt: int = 1) -> None:
+        wanted = {"env": 1, "engine": 2, "trainer": 2, "reward": 1, "relay": 2, "supervisor": 1}
+
+        def all_joined() -> bool:
+            status = self.status()
+            alive = {role: count["alive"] for role, count in status.get("workers", {}).items()}
+            return bool(status) and status["attempt"] >= attempt and alive == wanted
+
+        self.until(all_joined)
+
+    def kill(self, name: str) -> dict[str, Any]:
+        before = self.procs()[name]
+        os.kill(before["pid"], signal.SIGKILL)
+        return dict(before)
+
+    def until_replaced(self, name: str, before: dict[str, Any]) -> dict[str, Any]:
+        def replacement() -> dict[str, Any] | None:
+            now = self.procs().get(name)
+            return now if now and now["incarnation"] != before["incarnation"] else None
+
+        return dict(self.until(replacement))
+
+    def end(self, code: int = 0) -> None:
+        (self.run.path / "end").write_text(str(code))
+
+    def wait(self) -> tuple[int, str]:
+        output, _ = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, output
+
+    def left_over(self, pids: list[int], ticks: list[int]) -> list[int]:
+        return [pid for pid, tick in zip(pids, ticks) if tick and start_ticks(pid) == tick]
+
+
+Drive = Callable[..., Driven]
+
+
+@pytest.fixture
+def drive(tmp_path: Path) -> Iterator[Drive]:
+    started: list[Driven] = []
+
+    def begin(behaviour: dict[str, Any] | None = None, **changes: Any) -> Driven:
+        config = RunConfig(
+            pools={"compute": PoolConfig(1), "bandwidth": PoolConfig(1)},
+            trainer=TrainerConfig(ranks=2),
+            **{"timeouts": TimeoutConfig(), "restarts": RestartConfig(per_role=2, attempts=2), **changes},
+        )
+        run = RunDir(tmp_path / "a run").create()
+        write_resolved(run.config, config)
+        if behaviour:
+            (run.path / "behaviour.json").write_text(json.dumps(behaviour))
+        process = subprocess.Popen(
+            [sys.executable, DRIVE, str(run.path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        started.append(Driven(run, process))
+        return started[-1]
+
+    yield begin
+    for driven in started:
+        if driven.process.poll() is None:
+            driven.process.kill()
+        driven.process.communicate()
+        driven.run.remove_store()
+
+
+def commit(run: RunDir, step: int) -> None:
+    run.checkpoint(step).mkdir()
+    (run.checkpoint(step) / COMMITTED).write_text("{}")
+
+
+def test_a_run_that_finishes_leaves_nothing(drive: Drive) -> None:
+    driven = drive()
+    driven.until_all_joined()
+    pids = [proc["pid"] for proc in driven.procs().values()]
+    ticks = [start_ticks(pid) for pid in pids]
+    driven.run.store_root.mkdir()
+    driven.end()
+    code, output = driven.wait()
+    assert code == 0 and output.splitlines()[-1] == "finished"
+    assert not driven.left_over(pids, ticks)
+    assert not driven.run.store_root.exists()
+    assert driven.owner()["state"] == "finished" and not driven.procs()
+
+
+@pytest.mark.parametrize("name", ["env-0", "engine-compute-0", "reward-0", "relay-bandwidth"])
+def test_a_killed_worker_is_started_again_in_the_same_attempt(drive: Drive, name: str) -> None:
+    driven = drive()
+    driven.until_all_joined()
+    before = driven.kill(name)
+    after = driven.until_replaced(name, before)
+    assert after["attempt"] == before["attempt"]
+    driven.until_all_joined()
+    assert [name, -9] in driven.status()["exited"]
+    driven.end()
+    assert driven.wait()[0] == 0
+
+
+def test_a_killed_trainer_rank_restarts_all_ranks_as_the_next_attempt(drive: Drive) -> None:
+    driven = drive()
+    driven.until_all_joined()
+    commit(driven.run, 7)
+    other = driven.procs()["trainer-0"]
+    engine = driven.procs()["engine-compute-0"]
+    before = driven.kill("trainer-1")
+    after = driven.until_replaced("trainer-1", before)
+    assert after["attempt"] == before["attempt"] + 1
+    assert driven.until_replaced("trainer-0", other)["attempt"] == after["attempt"]
+    driven.until(lambda: ["trainer-1", 2] in driven.status()["joined"])
+    assert driven.procs()["engine-compute-0"] == engine
+    assert driven.status()["attempt"] == 1, "the controller lives on"
+    driven.end()
+    assert driven.wait()[0] == 0
+
+
+def test_what_starts_after_a_trainer_restore_still_finds_the_controller(drive: Drive) -> None:
+    driven = drive()
+    driven.until_all_joined()
+    before = driven.kill("trainer-0")
+    driven.until_replaced("trainer-0", before)
+    env = driven.kill("env-0")
+    assert driven.until_replaced("env-0", env)["attempt"] == 2
+    driven.until(lambda: ["env-0", 2] in driven.status()["joined"])
+    driven.end()
+    assert driven.wait()[0] == 0
+
+
+def test_a_killed_controller_restarts_everything_from_the_checkpoint(drive: Drive) -> None:
+    driven = drive()
+    driven.until_all_joined()
+    commit(driven.run, 3)
+    procs = driven.procs()
+    driven.kill("controller")
+    driven.until_all_joined(attempt=2)
+    assert driven.status()["checkpoint"] == str(driven.run.checkpoint(3))
+    assert not {proc["pid"] for proc in procs.values()} & {proc["pid"] for proc in driven.procs().values()}
+    first, second = (driven.run.keys(n) / "client.key" for n in (1, 2))
+    assert first.read_bytes() != second.read_bytes()
+    driven.end()
+    assert driven.wait()[0] == 0
+
+
+def test_a_controller_that_keeps_dying_ends_the_run_with_its_log(drive: Drive) -> None:
+    driven = drive({"controller": {"exit": 1}})
+    code, output = driven.wait()
+    assert code == 3
+    assert "controller keeps ending (exit code 1) and has used up restarts.attempts = 2" in output
+    assert "told to end" in output and "Traceback" not in output
+    assert driven.run.last_attempt() == 3
+    assert driven.owner()["state"] == "failed"
+
+
+def test_a_relay_that_keeps_dying_ends_the_run(drive: Drive) -> None:
+    code, output = drive({"relay-compute": {"exit": 1}}).wait()
+    assert code == 3 and "relay-compute keeps ending" in output and "restarts.per_role = 2" in output
+
+
+def test_one_engine_that_keeps_dying_is_given_up_and_the_run_goes_on(drive: Drive) -> None:
+    driven = drive({"engine-compute-0": {"exit": 1}})
+    driven.until(lambda: driven.noted("goes on without it"))
+    driven.end()
+    assert driven.wait()[0] == 0
+
+
+@pytest.mark.parametrize(("name", "code"), [("env-0", 2), ("controller", 3), ("trainer-0", 3)])
+def test_a_process_that_knows_why_it_fails_is_quoted(drive: Drive, name: str, code: int) -> None:
+    driven = drive({name: {"exit": code}})
+    got, output = driven.wait()
+    assert got == code
+    assert f"{name}: told to end" in output and "Traceback" not in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_drains_the_run(drive: Drive, number: signal.Signals) -> None:
+    driven = drive()
+    driven.until_all_joined()
+    driven.process.send_signal(number)
+    code, output = driven.wait()
+    assert code == 0 and output.splitlines()[-1] == "drained"
+    assert driven.owner()["state"] == "drained"
+
+
+def test_the_second_signal_ends_it_at_once(drive: Drive) -> None:
+    driven = drive()
+    driven.until_all_joined()
+    (driven.run.path / "deaf").touch()
+    pids = [proc["pid"] for proc in driven.procs().values()]
+    ticks = [start_ticks(pid) for pid in pids]
+    driven.process.send_signal(signal.SIGINT)
+    driven.until(lambda: driven.noted("saving a checkpoint"))
+    driven.process.send_signal(signal.SIGINT)
+    code, output = driven.wait()
+    assert code == 0 and "ending every process now" in output
+    assert not driven.left_over(pids, ticks)
+
+
+def test_processes_end_with_a_killed_supervisor(drive: Drive) -> None:
+    driven = drive()
+    driven.until_all_joined()
+    pids = [proc["pid"] for proc in driven.procs().values()]
+    ticks = [start_ticks(pid) for pid in pids]
+    driven.process.kill()
+    driven.process.wait()
+    deadline = time.monotonic() + PATIENCE_S
+    while driven.left_over(pids, ticks) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not driven.left_over(pids, ticks)
+
+
+def test_a_role_that_never_joins_ends_the_run_with_stacks(drive: Drive) -> None:
+    driven = drive({"reward-0": {"hang": True}}, timeouts=TimeoutConfig(start_s=8.0))
+    code, output = driven.wait()
+    assert code == 3 and "missing: 1 reward" in output
+    assert "in behave" in driven.run.log(1, "reward-0").read_text()
+
+
+def test_a_run_in_which_nothing_moves_is_ended(drive: Drive) -> None:
+    driven = drive(timeouts=TimeoutConfig(idle_s=2.0))
+    driven.until_all_joined()
+    (driven.run.path / "idle").touch()
+    code, output = driven.wait()
+    assert code == 3 and "nothing moved for timeouts.idle_s = 2 s" in output
+    assert "in control" in driven.run.log(1, "controller").read_text()

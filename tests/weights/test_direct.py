@@ -1,0 +1,115 @@
+"""Trainer to engines without a relay. Source and targets are threads here; processes are in test_transfer."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from rollart_hpc.types import WeightsId
+from rollart_hpc.weights.digest import digest
+from rollart_hpc.weights.direct import DirectSource, DirectTarget, Named
+from rollart_hpc.weights.groups import TransferError
+from rollart_hpc.wire.messages import Message, TransferFailed, TransferJoin, TransferReady, TransferSent
+
+ID = WeightsId(2, 5)
+DEADLINE_S = 2.0
+PATIENCE_S = 30.0
+
+
+def tensors() -> list[tuple[str, torch.Tensor]]:
+    torch.manual_seed(1)
+    return [(f"layer.{i}", torch.randn(50 + 37 * i).to(torch.bfloat16 if i % 2 else torch.float32)) for i in range(20)]
+
+
+class Target(threading.Thread):
+    def __init__(self, ready: TransferReady, rank: int, size: int, weights_id: WeightsId = ID) -> None:
+        super().__init__(daemon=True)
+        self.join_message = TransferJoin(ready.epoch, *weights_id, rank, size, ready.host, ready.port)
+        self.received: dict[str, torch.Tensor] = {}
+        self.digest = ""
+        self.error: TransferError | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            target = DirectTarget(self.join_message, DEADLINE_S)
+            for name, tensor in target:
+                self.received[name] = tensor.clone()
+            self.digest = target.digest
+        except TransferError as error:
+            self.error = error
+
+
+@pytest.fixture
+def reports() -> queue.Queue[Message]:
+    return queue.Queue()
+
+
+@pytest.fixture
+def source(reports: queue.Queue[Message]) -> DirectSource:
+    return DirectSource("127.0.0.1", bucket_bytes=1024, deadline_s=DEADLINE_S, report=reports.put)
+
+
+def offer(
+    source: DirectSource, reports: queue.Queue[Message], size: int, epoch: int = 1, named: Named = ()
+) -> TransferReady:
+    source.offer(epoch, size, ID, lambda: named or tensors())
+    ready = reports.get(timeout=PATIENCE_S)
+    assert isinstance(ready, TransferReady) and ready.epoch == epoch
+    return ready
+
+
+def test_engines_get_the_trainer_s_weights(source: DirectSource, reports: queue.Queue[Message]) -> None:
+    ready = offer(source, reports, 3)
+    targets = [Target(ready, 1, 3), Target(ready, 2, 3)]
+    sent = reports.get(timeout=PATIENCE_S)
+    assert isinstance(sent, TransferSent) and sent.num_bytes > 0
+    for target in targets:
+        target.join(PATIENCE_S)
+        assert target.error is None
+        assert target.digest == digest(tensors())
+        assert digest(target.received.items()) == digest(tensors())
+    source.join(PATIENCE_S)
+    assert not source.busy()
+
+
+def test_a_snapshot_that_breaks_fails_the_epoch_on_both_sides(
+    source: DirectSource, reports: queue.Queue[Message]
+) -> None:
+    def broken() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from tensors()
+        raise RuntimeError("the trainer broke")
+
+    ready = offer(source, reports, 2, named=broken())
+    target = Target(ready, 1, 2)
+    failed = reports.get(timeout=PATIENCE_S)
+    assert isinstance(failed, TransferFailed) and "the trainer broke" in failed.reason
+    target.join(PATIENCE_S)
+    assert target.error is not None and target.digest == ""
+
+
+def test_an_engine_that_never_comes_fails_the_epoch_and_the_next_one_works(
+    source: DirectSource, reports: queue.Queue[Message]
+) -> None:
+    ready = offer(source, reports, 3)
+    alone = Target(ready, 1, 3)
+    assert isinstance(reports.get(timeout=PATIENCE_S), TransferFailed)
+    alone.join(PATIENCE_S)
+    assert alone.error is not None
+    ready = offer(source, reports, 2, epoch=2)
+    target = Target(ready, 1, 2)
+    assert isinstance(reports.get(timeout=PATIENCE_S), TransferSent)
+    target.join(PATIENCE_S)
+    assert target.digest == digest(tensors())
+
+
+def test_an_engine_that_expects_another_version_refuses(source: DirectSource, reports: queue.Queue[Message]) -> None:
+    ready = offer(source, reports, 2)
+    target = Target(ready, 1, 2, WeightsId(2, 6))
+    target.join(PATIENCE_S)
+    assert target.error is not None and "not WeightsId(attempt=2, version=6)" in str(target.error)
+    assert isinstance(reports.get(timeout=PATIENCE_S), TransferFailed)
