@@ -20,7 +20,8 @@ class LiveScreen:
         self._run, self._quiet = run, quiet
         self._out = out or sys.stderr
         self._is_terminal = self._out.isatty()
-        self._steps = Follower(run)
+        self._records = Follower(run)
+        self._success: dict[str, float] = {}  # of the newest step, by task
         self._line = ""
 
     def __enter__(self) -> LiveScreen:
@@ -41,13 +42,15 @@ class LiveScreen:
     def show(self, status: dict[str, Any]) -> None:
         if self._quiet:
             return
+        for record in self._records.new():
+            if record.get("kind") == "validation":
+                self._print(validation_line(record))
+            elif record.get("kind") == "step":
+                self._success = record.get("success", {})
+                if not self._is_terminal:
+                    self._print(step_line(record, status))
         if self._is_terminal:
-            self._draw(status_line(status))
-        else:
-            for record in self._steps.new():
-                text = step_line(record, status)
-                if text:
-                    self._print(text)
+            self._draw(status_line(status, self._success))
 
     def _print(self, text: str) -> None:
         start = CLEAR if self._line else ""
@@ -79,13 +82,16 @@ class Follower:
         return [json.loads(line) for line in complete.splitlines()]
 
 
-def status_line(status: dict[str, Any]) -> str:
-    """step 12/60 | frozenlake 0.41 (0.12 -> 0.38) | ... | 1234 tok/s | staleness 1/1 | engine 2/2 ..."""
+def status_line(status: dict[str, Any], success: dict[str, float] | None = None) -> str:
+    """step 12/60 | frozenlake 0.41 (0.12 -> 0.38) | ... | 1234 tok/s | staleness 1/1 | engine 2 env 1 ...
+
+    A task's figures: success in the newest step, and in the first and the last validation.
+    """
     staleness = status.get("staleness", {})
     parts = [f"step {status.get('step', 0)}/{status.get('steps', '?')}"]
     if status.get("validating") is not None:
         parts[0] += " (validating)"
-    parts += [f"{name} {_scores(task)}" for name, task in status.get("tasks", {}).items()]
+    parts += [_task(name, task, (success or {}).get(name)) for name, task in status.get("tasks", {}).items()]
     parts.append(f"{status.get('tokens_per_s', 0):.0f} tok/s")
     parts.append(f"staleness {staleness.get('max_trained', 0)}/{staleness.get('bound', '?')}")
     parts.append(_alive(status))
@@ -93,19 +99,18 @@ def status_line(status: dict[str, Any]) -> str:
 
 
 def step_line(record: dict[str, Any], status: dict[str, Any]) -> str:
-    """A step or validation of metrics.jsonl in one line; empty for other records."""
-    if "plays" in record:
-        return (
-            f"validation at version {record['version']}: {record['task']} {record['success']:.3f} "
-            f"({record['plays']} plays)"
-        )
-    if "step_s" not in record:
-        return ""
-    scores = " ".join(f"{name} {value:.2f}" for name, value in record.get("success", {}).items())
+    scores = ", ".join(f"{name} {value:.2f}" for name, value in record.get("success", {}).items())
     stale = max((int(k) for k in record.get("staleness", {})), default=0)
     return (
-        f"step {record['step'] + 1}/{status.get('steps', '?')} in {record['step_s']:.1f} s | {scores} | "
+        f"step {record['version']}/{status.get('steps', '?')} in {record['step_s']:.1f} s | {scores} | "
         f"{record['tokens_per_s']:.0f} tok/s | staleness {stale}/{status['staleness']['bound']} | {_alive(status)}"
+    )
+
+
+def validation_line(record: dict[str, Any]) -> str:
+    return (
+        f"validation of version {record['version']}: {record['task']} succeeds in {record['success']:.3f} "
+        f"of {record['plays']} plays"
     )
 
 
@@ -119,9 +124,10 @@ def summary(status: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _scores(task: dict[str, Any]) -> str:
+def _task(name: str, task: dict[str, Any], success: float | None) -> str:
     first, last = task.get("score_first"), task.get("score_last")
-    return "-" if first is None else f"{first:.2f} -> {last:.2f}"
+    now = "" if success is None else f" {success:.2f}"
+    return f"{name}{now}" if first is None else f"{name}{now} ({first:.2f} -> {last:.2f})"
 
 
 def _alive(status: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rollart_hpc.engines.contract import Counters
 from rollart_hpc.engines.kv import KvCache
+from rollart_hpc.types import TokenRecord
 from rollart_hpc.wire.prefix import prefix_hash
 
 
@@ -70,6 +71,11 @@ class Rows:
         self.ids[row, keep:end] = new_ids
         self.tokens[row] = self.start[row] = end
         self.cached[row] = min(self.cached[row], keep + same, end - 1)
+
+    def record(self, held: Held) -> TokenRecord:
+        """What was sampled in this turn."""
+        at = held.row, slice(int(self.start[held.row]), int(self.tokens[held.row]))
+        return TokenRecord(self.ids[at].copy(), self.logprobs[at].copy(), self.versions[at].copy())
 
     def take(self, trajectory: str, preferred: int) -> Held | None:
         """A row for a new trajectory, if need be that of the one idle for longest. None: all rows have requests."""

@@ -21,7 +21,7 @@ from rollart_hpc.engines.lane import Lane
 from rollart_hpc.errors import RollartError
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.types import Frame
-from rollart_hpc.wire.link import Link, Wakeup
+from rollart_hpc.wire.link import Link
 from rollart_hpc.wire.messages import (
     Abort,
     AnyMessage,
@@ -35,6 +35,7 @@ from rollart_hpc.wire.messages import (
     TransferJoin,
     WhoAreYou,
 )
+from rollart_hpc.wire.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 

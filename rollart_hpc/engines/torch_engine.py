@@ -273,8 +273,7 @@ class TorchEngine:
 
     def _finish(self, held: Held, finish: Finish) -> None:
         rows, row, live = self.rows, held.row, held.live
-        turn = slice(int(rows.start[row]), int(rows.tokens[row]))
-        record = TokenRecord(*(a[row, turn].copy() for a in (rows.ids, rows.logprobs, rows.versions)))
+        record = rows.record(held)
         now = time.monotonic()
         self._ended.append(
             Finished(

@@ -19,7 +19,7 @@ def main(start: Start) -> None:
     from rollart_hpc.engines.service import Service
     from rollart_hpc.engines.torch_engine import TorchEngine
     from rollart_hpc.weights.store import NodeStore
-    from rollart_hpc.wire.link import Wakeup
+    from rollart_hpc.wire.wakeup import Wakeup
 
     config = start.config
     engine = TorchEngine(

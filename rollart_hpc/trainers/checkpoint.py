@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed.checkpoint as dcp
 import xxhash
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from transformers import PreTrainedModel
 
 from rollart_hpc.errors import SiteError
@@ -76,7 +78,7 @@ def _state(model: PreTrainedModel, optimizer: torch.optim.Optimizer | None) -> d
 
 
 def _write(directory: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer | None, world: World) -> None:
-    dcp.save(_state(model, optimizer), checkpoint_id=directory)
+    save_distributed(_state(model, optimizer), checkpoint_id=directory)
     names = [path.name for path in directory.glob(f"__{world.rank}_*.distcp")]
     names += [_METADATA] if world.rank == 0 else []
     for name in names:
@@ -87,7 +89,7 @@ def _write(directory: Path, model: PreTrainedModel, optimizer: torch.optim.Optim
 def _read(directory: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer | None) -> None:
     """Tensors of the model are filled in place."""
     state = _state(model, optimizer)
-    dcp.load(state, checkpoint_id=directory)
+    load_distributed(state, checkpoint_id=directory)
     if optimizer is not None:
         set_optimizer_state_dict(model, optimizer, state["optimizer"])
 
@@ -98,7 +100,7 @@ def _attempt(action: Any, directory: Path) -> str:
         action()
     except SiteError as error:
         return str(error)
-    except Exception as error:  # torch wraps whatever a rank met into its own types
+    except (Exception, CheckpointException) as error:  # torch wraps whatever a rank met into its own types
         return f"checkpoint {directory}: {_innermost(error)}"
     return ""
 

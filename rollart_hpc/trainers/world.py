@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import read_json, write_json
@@ -90,7 +91,7 @@ def open_world(rank: int, size: int, device: str, rendezvous: Path | None = None
     if place.type == "cuda":
         torch.cuda.set_device(place)
     if size == 1:
-        store: dist.Store = dist.HashStore()
+        store: Store = HashStore()
     else:
         assert rendezvous is not None
         if ipaddress.ip_address(host).is_loopback:
@@ -101,6 +102,11 @@ def open_world(rank: int, size: int, device: str, rendezvous: Path | None = None
     return World(rank, size, place)
 
 
+def use_threads(num_threads: int) -> None:
+    """On CPU; all ranks of a node share its cores."""
+    torch.set_num_threads(num_threads)
+
+
 def pick_device(name: str, rank: int) -> torch.device:
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -109,20 +115,20 @@ def pick_device(name: str, rank: int) -> torch.device:
     return torch.device("cuda", rank % torch.cuda.device_count())
 
 
-def _open_store(rendezvous: Path, host: str) -> dist.Store:
-    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_FOREVER)
+def _open_store(rendezvous: Path, host: str) -> Store:
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_FOREVER)
     write_json(rendezvous, {"host": host, "port": store.port})
     return store
 
 
-def _join_store(rendezvous: Path, timeout_s: float = 300.0) -> dist.Store:
+def _join_store(rendezvous: Path, timeout_s: float = 300.0) -> Store:
     """The file may be missing still, or left by a rank 0 that is gone: read it again until someone answers."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         address = read_json(rendezvous)
         if address is not None:
             try:
-                store = dist.TCPStore(address["host"], address["port"], timeout=timedelta(seconds=5))
+                store = TCPStore(address["host"], address["port"], timeout=timedelta(seconds=5))
             except RuntimeError:
                 pass
             else:
@@ -140,7 +146,7 @@ def _join(frames: Sequence[Frame]) -> torch.Tensor:
 
 
 def _split(data: torch.Tensor) -> list[Frame]:
-    view = memoryview(data.numpy())
+    view = data.numpy().data
     count = int.from_bytes(view[:8], "little")
     lengths = [int.from_bytes(view[8 * i : 8 * i + 8], "little") for i in range(1, count + 1)]
     frames: list[Frame] = []

@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from rollart_hpc.config.schema import EngineConfig  # noqa: E402
-from rollart_hpc.engines.contract import Finished, Request  # noqa: E402
-from rollart_hpc.engines.torch_engine import TorchEngine  # noqa: E402
-from rollart_hpc.types import WeightsId  # noqa: E402
-from rollart_hpc.wire.prefix import prefix_hash  # noqa: E402
+from rollart_hpc.config.schema import EngineConfig
+from rollart_hpc.engines.contract import Finished, Request
+from rollart_hpc.engines.torch_engine import TorchEngine
+from rollart_hpc.types import WeightsId
+from rollart_hpc.wire.prefix import prefix_hash
 
 VOCABULARY = 97
 END = 5
@@ -105,7 +104,14 @@ class Driver:
         self.engine.resume()
 
     def turn(
-        self, trajectory: str, new: Any, max_new: int = 8, temperature: float = 1.0, *, full: bool = False, seed: int = 0
+        self,
+        trajectory: str,
+        new: Any,
+        max_new: int = 8,
+        temperature: float = 1.0,
+        *,
+        full: bool = False,
+        seed: int = 0,
     ) -> int | None:
         """Ask for a turn; None: prefix missing. The first turn is always full."""
         before = self.tokens.get(trajectory, np.empty(0, np.int32))

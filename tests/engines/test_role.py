@@ -9,8 +9,6 @@ import time
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-
 from rollart_hpc.config.resolved import write_resolved
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import EngineConfig, RunConfig, TaskConfig

@@ -8,8 +8,6 @@ import threading
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-
 from rollart_hpc.engines.install import Preparer
 from rollart_hpc.engines.service import Service
 from rollart_hpc.observe.trace import Tracer
@@ -17,8 +15,8 @@ from rollart_hpc.types import TokenRecord, WeightsId
 from rollart_hpc.weights.direct import DirectSource
 from rollart_hpc.weights.store import NodeStore
 from rollart_hpc.wire import messages as ms
-from rollart_hpc.wire.link import Wakeup
 from rollart_hpc.wire.prefix import prefix_hash
+from rollart_hpc.wire.wakeup import Wakeup
 
 PATIENCE_S = 30.0
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-
 from rollart_hpc.engines.contract import Request
 from rollart_hpc.errors import SiteError
 from rollart_hpc.types import WeightsId
@@ -64,6 +62,23 @@ def test_a_shorter_prefix_cuts_the_row(qwen, drive, ids):
     driver.run()
     assert driver.check(again, 0).record.ids.tolist() == driver.done[lost].record.ids.tolist()
     assert driver.done[again].num_prefill_tokens == 1  # logits come from the last token
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_after_an_abort_the_turn_goes_on_with_other_tokens(qwen, drive, ids, full):
+    driver = drive(qwen)
+    driver.install(1)
+    aborted = driver.turn("a", ids(1, 10), 30, temperature=0)
+    for _ in range(9):
+        driver.step()
+    driver.engine.abort(aborted)
+    request = driver.turn("a", ids(2, 6), 5, temperature=0, full=full)
+    driver.run()
+    assert driver.check(request, 0).num_prefill_tokens == 6  # all of the prompt's KV is there
+    driver.tokens["a"] = ids(1, 3)
+    other = driver.turn("a", ids(3, 12), 5, temperature=0, full=full)
+    driver.run()
+    assert driver.check(other, 0).num_prefill_tokens == 12
 
 
 def test_prefix_missing(qwen, drive, ids):

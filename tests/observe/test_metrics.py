@@ -68,7 +68,7 @@ def test_rolled_back_steps_do_not_survive() -> None:
 
 
 def test_tensorboard_record_has_known_checksums() -> None:
-    """A record of b"abc", checked against tensorflow's writer."""
+    """crc32c of b"abc" is a published value; the mask is TensorFlow's."""
     data = record(b"abc")
     assert data[:8] == struct.pack("<Q", 3)
     assert data[12:15] == b"abc"

@@ -16,11 +16,12 @@ VOCABULARY = 64
 
 def make_model(directory: Path, *, tied: bool = True, **changes: object) -> Path:
     torch.manual_seed(1)
-    shape = dict(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, max_position_embeddings=512, tie_word_embeddings=tied,
-    ) | changes  # fmt: skip
-    AutoModelForCausalLM.from_config(Qwen3Config(**shape)).save_pretrained(directory)
+    shape = {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+    }  # fmt: skip
+    config = Qwen3Config(**shape | {"tie_word_embeddings": tied} | changes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     return directory
 
 

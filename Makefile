@@ -1,0 +1,41 @@
+# make quickstart   install into .venv and train two tasks on this machine
+# make test         install what tests need, lint, run all tests
+# make acceptance   long trainings; writes figures into docs/results
+# Variables: PYTHON (python3), VENV (.venv), TORCH_INDEX (where CPU builds of torch are).
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+export VENV PYTHON TORCH_INDEX
+# Processes of a run and tests share few cores: numeric libraries get one thread each.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: quickstart install install-dev test lint fast slow acceptance clean
+
+quickstart: install
+	$(BIN)/rollart-hpc run quickstart
+
+install:
+	@.ci/install
+
+install-dev:
+	@.ci/install dev
+
+test: install-dev lint fast slow
+
+lint: install-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fast: install-dev
+	$(BIN)/python -m pytest -x -q -m "not slow"
+
+slow: install-dev
+	$(BIN)/python -m pytest -x -q -m slow
+
+acceptance: install-dev
+	$(BIN)/python tests/acceptance/run.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

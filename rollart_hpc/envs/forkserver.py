@@ -1,0 +1,221 @@
+"""The process that environments' processes are forked from: the tasks' modules are imported once, here.
+
+Owns the children: forks them on request, kills them by request, reports how they ended, and ends all of them when
+the worker is gone. Started by `processes` as `python -m rollart_hpc.envs.forkserver FD PARENT_PID REFERENCE...`
+with a scrubbed environment, cwd `/` and one inherited descriptor, a SEQPACKET socket to the worker.
+
+Only this process reaps its children, so a pid it signals is never somebody else's. Each child leads a session
+of its own: what an environment has started itself is killed with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from typing import Union
+
+import msgspec
+
+from rollart_hpc.envs.child import serve
+from rollart_hpc.envs.load import resolve
+from rollart_hpc.errors import UserError
+
+CLOSE_GRACE_S = 2.0  # for `Environment.close` when the worker is gone
+CHILD_FD = 3
+_PR_SET_PDEATHSIG = 1
+
+log = logging.getLogger(__name__)
+
+
+class Spawn(msgspec.Struct, tag=True):
+    """worker -> fork server, with the child's end of its channel attached."""
+
+    number: int
+
+
+class Kill(msgspec.Struct, tag=True):
+    number: int
+
+
+class Ready(msgspec.Struct, tag=True):
+    """fork server -> worker: everything is imported."""
+
+
+class Spawned(msgspec.Struct, tag=True):
+    number: int
+    pid: int
+
+
+class Gone(msgspec.Struct, tag=True):
+    """fork server -> worker. `code` as in subprocess: negative for a signal."""
+
+    number: int
+    code: int
+
+
+read_order: msgspec.msgpack.Decoder[Spawn | Kill] = msgspec.msgpack.Decoder(Union[Spawn, Kill])
+read_report: msgspec.msgpack.Decoder[Ready | Spawned | Gone] = msgspec.msgpack.Decoder(Union[Ready, Spawned, Gone])
+write = msgspec.msgpack.encode
+
+
+def die_with_parent(signal_number: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0)
+
+
+class ForkServer:
+    def __init__(self, control: socket.socket, parent: int) -> None:
+        self._control = control
+        self._parent = parent
+        self._children: dict[int, int] = {}  # number -> pid
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)  # the wake-up descriptor is what counts
+        signal.set_wakeup_fd(self._wake_in.fileno(), warn_on_full_buffer=False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ)
+        self._selector.register(self._wake_out, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        self._report(Ready())
+        while os.getppid() == self._parent:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._wake_out:
+                    self._drain_wakeups()
+                elif not self._obey():
+                    return
+            self._reap()
+
+    def end(self) -> None:
+        """The worker closed every channel: children close their environments, and are killed if they don't."""
+        deadline_s = time.monotonic() + CLOSE_GRACE_S
+        while self._children and (left_s := deadline_s - time.monotonic()) > 0:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._control)
+            self._selector.select(left_s)
+            self._drain_wakeups()
+            self._reap()
+        for pid in self._children.values():
+            _kill_session(pid)
+
+    def _obey(self) -> bool:
+        """False: the worker is gone."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._control, 4096, 1)
+        except ConnectionError:
+            return False
+        if not data:
+            return False
+        order = read_order.decode(data)
+        if isinstance(order, Spawn):
+            self._spawn(order.number, descriptors[0])
+        elif order.number in self._children:
+            _kill_session(self._children[order.number])
+        return True
+
+    def _spawn(self, number: int, channel: int) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._become_child(channel)
+        os.close(channel)
+        self._children[number] = pid
+        self._report(Spawned(number, pid))
+
+    def _become_child(self, channel: int) -> None:
+        code = 1
+        try:
+            server = os.getppid()
+            die_with_parent(signal.SIGKILL)
+            if os.getppid() != server:
+                os._exit(1)
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            for each in (signal.SIGCHLD, signal.SIGTERM):
+                signal.signal(each, signal.SIG_DFL)
+            self._selector.close()
+            for held in (self._control, self._wake_in, self._wake_out):
+                held.detach()  # closed by number below; the objects must not close a successor later
+            _keep_only(channel)
+            gc.unfreeze()
+            serve(socket.socket(fileno=CHILD_FD))
+            code = 0
+        except BaseException:
+            log.exception("environment process fails")
+        finally:
+            os._exit(code)  # never back into the server's code
+
+    def _reap(self) -> None:
+        numbers = {pid: number for number, pid in self._children.items()}
+        while numbers:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            pid = ended.si_pid
+            _kill_session(pid)  # not reaped yet, so its session is still its own
+            _, status = os.waitpid(pid, 0)
+            number = numbers.pop(pid, None)
+            if number is not None:
+                del self._children[number]
+                self._report(Gone(number, os.waitstatus_to_exitcode(status)))
+
+    def _drain_wakeups(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._wake_out.recv(4096):
+                pass
+
+    def _report(self, report: Ready | Spawned | Gone) -> None:
+        with contextlib.suppress(ConnectionError):
+            self._control.send(write(report))
+
+
+def _keep_only(channel: int) -> None:
+    """Close all but the standard streams and the channel, which moves to CHILD_FD."""
+    if channel != CHILD_FD:
+        os.dup2(channel, CHILD_FD)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > CHILD_FD:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
+def _kill_session(pid: int) -> None:
+    """Everything the child leads; the child itself if it has not come as far as leading a session."""
+    for end in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            end(pid, signal.SIGKILL)
+
+
+def preload(references: list[str]) -> None:
+    for reference in references:
+        try:
+            resolve(reference)
+        except UserError as error:
+            log.warning("%s", error)  # its resets will fail with the same words
+    gc.collect()
+    gc.freeze()  # the collector of a child would otherwise touch, and so copy, every page
+
+
+def main() -> None:
+    descriptor, parent, *references = sys.argv[1:]
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s environments: %(message)s")
+    die_with_parent(signal.SIGTERM)
+    server = ForkServer(socket.socket(fileno=int(descriptor)), int(parent))
+    preload(references)
+    server.run()
+    server.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""From the text in a task file to the object it names. Owns that resolution; runs nothing of what it finds.
+
+package.module:Class            imported as usual
+/path/to/file.py:function       imported from the file, once per process
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import xxhash
+
+from rollart_hpc.errors import UserError
+
+FORM = "write it as package.module:Name or path/to/file.py:Name"
+
+
+def resolve(reference: str, base: Path | None = None) -> Any:
+    """The class or function that `reference` names; a relative path is taken from `base`."""
+    where, colon, name = reference.rpartition(":")
+    if not colon or not where or not name.isidentifier():
+        raise UserError(f"{reference!r} names nothing", FORM)
+    module = _file_module(reference, where, base) if where.endswith(".py") else _module(reference, where)
+    try:
+        found = getattr(module, name)
+    except AttributeError:
+        others = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))[:20])
+        raise UserError(f"{reference!r}: {where} has no {name}", f"it has: {others}") from None
+    if not callable(found):
+        raise UserError(f"{reference!r}: {name} is no class or function", FORM)
+    return found
+
+
+def _module(reference: str, where: str) -> ModuleType:
+    try:
+        return importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name and (where == error.name or where.startswith(error.name + ".")):
+            raise UserError(f"{reference!r}: there is no module {where}", FORM) from None
+        raise _broken(reference, error) from error
+    except Exception as error:
+        raise _broken(reference, error) from error
+
+
+def _file_module(reference: str, where: str, base: Path | None) -> ModuleType:
+    path = ((base or Path()) / where).resolve()
+    name = f"rollart_task_{path.stem}_{xxhash.xxh3_64_hexdigest(str(path))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise UserError(f"{reference!r}: there is no file {path}", FORM)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _broken(reference, error) from error
+    return module
+
+
+def _broken(reference: str, error: Exception) -> UserError:
+    return UserError(f"{reference!r} can't be imported: {type(error).__name__}: {error}", "correct the module")

@@ -1,0 +1,142 @@
+"""All spans of a run on one clock. Owns how trace files of processes, nodes and attempts line up; draws nothing.
+
+Within the life of one controller every span is moved to that controller's clock by the offset its process had
+measured. Attempts with a controller of their own come one after the other: nothing tells how far apart they were.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollart_hpc.observe.trace import category
+
+log = logging.getLogger(__name__)
+
+GAP_S = 1.0  # drawn between two controllers
+CONTROLLER = "controller"
+_ROLE_ORDER = ("controller", "trainer", "engine", "relay", "env", "reward")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    process: str
+    name: str
+    start_s: float
+    end_s: float
+    args: dict[str, Any]
+
+    @property
+    def category(self) -> str:
+        return category(self.name)
+
+
+class _Row(msgspec.Struct):
+    """Any line of a trace file; see `observe.trace`."""
+
+    process: str = ""
+    at: float | None = None
+    offset: float = 0.0
+    name: str = ""
+    start: float = 0.0
+    end: float = 0.0
+    args: dict[str, Any] = {}
+
+
+_decoder = msgspec.json.Decoder(_Row)
+
+
+def read_run(trace_dirs: Iterable[Path]) -> list[Span]:
+    """Spans of all attempts, in the order of their start; the first one starts at 0."""
+    spans: list[Span] = []
+    for life in _lives(trace_dirs):
+        found = [span for directory in life for path in sorted(directory.glob("*.jsonl")) for span in read_file(path)]
+        if not found:
+            continue
+        begin_s = min(span.start_s for span in found)
+        shift_s = (max(span.end_s for span in spans) + GAP_S if spans else 0.0) - begin_s
+        spans += [replace(s, start_s=s.start_s + shift_s, end_s=s.end_s + shift_s) for s in found]
+    return sorted(spans, key=lambda span: span.start_s)
+
+
+def _lives(trace_dirs: Iterable[Path]) -> list[list[Path]]:
+    """Trace directories by controller: an attempt without one restored only the trainer, under the clock before it."""
+    lives: list[list[Path]] = []
+    for directory in sorted(trace_dirs, key=_natural):
+        if lives and not (directory / f"{CONTROLLER}.jsonl").exists():
+            lives[-1].append(directory)
+        else:
+            lives.append([directory])
+    return lives
+
+
+def _natural(path: Path) -> list[int | str]:
+    """attempt_10 comes after attempt_9."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
+
+
+def read_file(path: Path) -> Iterator[Span]:
+    """Spans of one process on its controller's clock. A torn last line is left out."""
+    for process, offsets, rows in _starts(path):
+        times = [at for at, _ in offsets]
+        for row in rows:
+            index = max(
+                0, bisect_right(times, row.start) - 1
+            )  # before the first measurement that one is the best guess
+            shift_s = offsets[index][1] if offsets else 0.0
+            yield Span(process, row.name, row.start + shift_s, max(row.start, row.end) + shift_s, row.args)
+
+
+def _starts(path: Path) -> list[tuple[str, list[tuple[float, float]], list[_Row]]]:
+    """A process that was started again begins anew: (name, offsets, spans) of each start."""
+    starts: list[tuple[str, list[tuple[float, float]], list[_Row]]] = []
+    for line in path.read_bytes().splitlines():
+        try:
+            row = _decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            log.warning("%s: a torn line is left out", path)
+            continue
+        if row.process or not starts:
+            starts.append((row.process or path.stem, [], []))
+        if row.at is not None:
+            starts[-1][1].append((row.at, row.offset))
+        elif row.name:
+            starts[-1][2].append(row)
+    return starts
+
+
+def by_process(spans: Iterable[Span]) -> dict[str, list[Span]]:
+    """Lanes in the order in which they are shown: by role, then by name."""
+    lanes: dict[str, list[Span]] = {}
+    for span in spans:
+        lanes.setdefault(span.process, []).append(span)
+    return {process: lanes[process] for process in sorted(lanes, key=_lane_order)}
+
+
+def _lane_order(process: str) -> tuple[int, list[int | str]]:
+    role = process.partition("-")[0]
+    order = _ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER)
+    return order, _natural(Path(process))
+
+
+def rows_of(spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:
+    """(row, span) so that spans of a row never cut each other. Only another category may lie inside a span."""
+    stacks: list[list[Span]] = []
+    for span in sorted(spans, key=lambda s: (s.start_s, -s.end_s)):
+        for row, stack in enumerate(stacks):
+            while stack and stack[-1].end_s <= span.start_s:
+                stack.pop()
+            if not stack or (span.end_s <= stack[-1].end_s and span.category != stack[-1].category):
+                stack.append(span)
+                yield row, span
+                break
+        else:
+            stacks.append([span])
+            yield len(stacks) - 1, span

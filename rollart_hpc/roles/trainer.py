@@ -1,0 +1,63 @@
+"""A rank of the trainer: meets the others, loads the weights, joins, and trains what the controller sends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from rollart_hpc.observe.trace import Tracer
+from rollart_hpc.roles.start import Start, connect, find_address, run_role
+from rollart_hpc.wire.link import Link
+
+if TYPE_CHECKING:
+    from rollart_hpc.trainers.publish import Publisher
+    from rollart_hpc.trainers.world import World
+
+RENDEZVOUS = "trainer_rendezvous.json"
+
+
+def main(start: Start) -> None:
+    from rollart_hpc.trainers.fsdp import FsdpTrainer
+    from rollart_hpc.trainers.service import PART, Follower, Leader
+    from rollart_hpc.trainers.world import open_world, rank_errors, use_threads
+    from rollart_hpc.weights.groups import address_facing
+
+    controller = urlsplit(find_address(start))
+    host = address_facing(controller.hostname or "", controller.port or 0)
+    use_threads(start.config.trainer.threads)
+    rendezvous = start.run.attempt_dir(start.attempt) / RENDEZVOUS
+    world = open_world(start.rank, start.ranks, start.config.trainer.device, rendezvous, host)
+    with rank_errors(), Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
+        trainer = FsdpTrainer(start.config, start.run.model, world)
+        if start.checkpoint is not None:
+            trainer.load(start.checkpoint / PART)
+        is_leader = start.rank == 0
+        link = connect(start, capacity=int(is_leader), version=trainer.version, digest=trainer.digest, address=host)
+        try:
+            if is_leader:
+                publisher = make_publisher(start, host, link, world)
+                Leader(trainer, world, link, publisher, tracer, attempt=start.attempt).run()
+                publisher.close()
+            else:
+                Follower(trainer, world).run()
+        finally:
+            link.close()
+    world.close()
+
+
+def make_publisher(start: Start, host: str, link: Link, world: World) -> Publisher:
+    from rollart_hpc.trainers.publish import Direct, Staged
+    from rollart_hpc.weights.direct import DirectSource
+    from rollart_hpc.weights.store import NodeStore
+
+    weights = start.config.weights
+    if weights.transport == "staged":
+        return Staged(NodeStore(start.run.store_root, start.node), weights.bucket_bytes)
+    source = DirectSource(
+        host, bucket_bytes=weights.bucket_bytes, deadline_s=weights.deadline_s, report=link.send, device=world.device
+    )
+    return Direct(source, link.send)
+
+
+if __name__ == "__main__":
+    run_role("trainer", main)

@@ -1,0 +1,78 @@
+"""How new weights leave the trainer. Owns the copy that others read; knows nothing of steps.
+
+    staged   into the node's shared memory, where its relay takes over
+    direct   into a copy in memory, sent to engines from a thread when the controller asks for it
+
+Both are complete before the next step may change the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import torch
+
+from rollart_hpc.errors import SiteError
+from rollart_hpc.types import WeightsId
+from rollart_hpc.weights.direct import DirectSource
+from rollart_hpc.weights.store import NodeStore
+from rollart_hpc.wire.messages import Message, TransferFailed, TransferOffer
+
+Named = Iterable[tuple[str, torch.Tensor]]
+
+_KEEP_VERSIONS = 3  # the relay keeps fewer; this bounds shared memory while it is away
+
+
+class Publisher(Protocol):
+    def publish(self, weights_id: WeightsId, named: Named, digest: str) -> int:
+        """Take the weights over; returns their bytes."""
+
+    def offer(self, offer: TransferOffer) -> None:
+        """The controller wants them sent."""
+
+    def close(self) -> None: ...
+
+
+class Staged:
+    def __init__(self, store: NodeStore, bucket_bytes: int) -> None:
+        self._store = store
+        self._bucket_bytes = bucket_bytes
+
+    def publish(self, weights_id: WeightsId, named: Named, digest: str) -> int:
+        manifest = self._store.write(weights_id, named, self._bucket_bytes)
+        if manifest.digest != digest:
+            raise SiteError(f"weights {weights_id} changed while they were published", "report this as a bug")
+        self._store.prune(_KEEP_VERSIONS)
+        return sum(bucket.num_bytes for bucket in manifest.buckets)
+
+    def offer(self, offer: TransferOffer) -> None:
+        raise AssertionError("staged weights are sent by relays")
+
+    def close(self) -> None:
+        pass
+
+
+class Direct:
+    def __init__(self, source: DirectSource, report: Callable[[Message], None]) -> None:
+        self._source = source
+        self._report = report
+        self._weights_id: WeightsId | None = None
+        self._snapshot: dict[str, torch.Tensor] = {}
+
+    def publish(self, weights_id: WeightsId, named: Named, digest: str) -> int:
+        # A new copy each time: an older one may still be on its way.
+        self._snapshot = {name: tensor.detach().to("cpu", copy=True) for name, tensor in named}
+        self._weights_id = weights_id
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._snapshot.values())
+
+    def offer(self, offer: TransferOffer) -> None:
+        wanted = WeightsId(offer.attempt, offer.version)
+        if wanted != self._weights_id:
+            self._report(TransferFailed(offer.epoch, f"the trainer holds {self._weights_id}, not {wanted}"))
+            return
+        snapshot = self._snapshot
+        self._source.offer(offer.epoch, offer.size, wanted, snapshot.items)
+
+    def close(self) -> None:
+        self._source.join()

@@ -1,0 +1,232 @@
+"""A trainer behind the controller's messages. Owns the loop of a trainer process; knows no backend.
+
+    waits for                  unblocked by
+    rank 0: the controller     Chunk, Save, TransferOffer, Stop
+    ranks 1..: rank 0          the same Chunk, Save or Stop, passed on as raw bytes
+
+One step on rank 0:  BatchWanted -> Chunk* -> (accumulate each) -> step -> Committed -> Published -> BatchWanted.
+All ranks act on the same messages in the same order; what only rank 0 does stands in `Leader`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from rollart_hpc.errors import SiteError
+from rollart_hpc.observe.trace import Tracer
+from rollart_hpc.trainers.chunks import groups_of
+from rollart_hpc.trainers.contract import StepResult, Trainer
+from rollart_hpc.trainers.publish import Publisher
+from rollart_hpc.trainers.world import World
+from rollart_hpc.types import Frame, WeightsId
+from rollart_hpc.wire import messages
+from rollart_hpc.wire.link import Link
+from rollart_hpc.wire.messages import (
+    AnyMessage,
+    BatchWanted,
+    Chunk,
+    Committed,
+    Message,
+    Published,
+    Save,
+    Saved,
+    Stop,
+    TransferOffer,
+    WhoAreYou,
+)
+
+log = logging.getLogger(__name__)
+
+PART = "trainer"  # of a checkpoint's directory
+
+
+class Steps:
+    """What every rank does with a chunk."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._next_index = 0
+
+    def expects(self, chunk: Chunk) -> bool:
+        """False for a chunk of another step: the controller gave that batch up, or we did."""
+        return chunk.step == self._trainer.version and (chunk.index == 0 or self._next_index > 0)
+
+    def take(self, chunk: Chunk, frames: list[Frame]) -> StepResult | None:
+        """Accumulate; the last chunk ends the step. A first one begins the step anew."""
+        if chunk.index == 0 and self._next_index > 0:
+            log.info("step %d begins anew", chunk.step)
+            self.forget()
+        if chunk.index != self._next_index:
+            raise SiteError(f"step {chunk.step}: chunk {chunk.index} came, {self._next_index} was expected")
+        self._trainer.accumulate(groups_of(chunk, frames))
+        self._next_index += 1
+        if not chunk.last:
+            return None
+        self._next_index = 0
+        return self._trainer.step()
+
+    def forget(self) -> None:
+        self._next_index = 0
+        self._trainer.discard()
+
+
+class Follower:
+    """Ranks 1..: do what rank 0 passes on."""
+
+    def __init__(self, trainer: Trainer, world: World) -> None:
+        self._trainer = trainer
+        self._world = world
+        self._steps = Steps(trainer)
+
+    def run(self) -> None:
+        self._export()
+        while True:
+            header, *frames = self._world.broadcast()
+            match messages.decode(header):
+                case Chunk() as chunk:
+                    if self._steps.take(chunk, frames) is not None:
+                        self._export()
+                case Save() as save:
+                    self._save(save)
+                case Stop() as stop:
+                    log.info("stopping: %s", stop.reason)
+                    return
+
+    def _export(self) -> None:
+        """Gathering the weights takes all ranks; only rank 0 keeps them."""
+        for _ in self._trainer.export():
+            pass
+
+    def _save(self, save: Save) -> None:
+        try:
+            self._trainer.save(Path(save.directory) / PART)
+        except SiteError as error:
+            log.error("%s", error)  # rank 0 tells the controller
+
+
+class Leader:
+    """Rank 0: talks to the controller."""
+
+    def __init__(
+        self, trainer: Trainer, world: World, link: Link, publisher: Publisher, tracer: Tracer, *, attempt: int
+    ) -> None:
+        self._trainer = trainer
+        self._world = world
+        self._link = link
+        self._publisher = publisher
+        self._tracer = tracer
+        self._attempt = attempt
+        self._steps = Steps(trainer)
+        self._joined_at = trainer.version  # what Hello told, and tells again after a lost connection
+        self._wait_s = self._train_s = 0.0
+        self._stopped = False
+
+    def run(self) -> None:
+        """Until the controller says Stop, or LinkClosed is raised."""
+        self._publish()
+        self._want_batch()
+        while not self._stopped:
+            message, frames = self._receive()
+            self._handle(message, frames)
+
+    def _handle(self, message: AnyMessage, frames: list[Frame]) -> None:
+        match message:
+            case Chunk():
+                self._chunk(message, frames)
+            case Save():
+                self._save(message)
+            case TransferOffer():
+                self._publisher.offer(message)
+            case WhoAreYou():
+                self._start_over()
+            case Stop():
+                log.info("stopping: %s", message.reason)
+                self._pass_on(message, [])
+                self._stopped = True
+            case _:
+                log.warning("unexpected %s", type(message).__name__)
+
+    def _receive(self) -> tuple[AnyMessage, list[Frame]]:
+        start_s = time.monotonic()
+        received = self._link.recv()
+        assert received is not None, "recv without a timeout returns a message"
+        end_s = time.monotonic()
+        self._wait_s += end_s - start_s
+        self._tracer.set_offset(self._link.clock_offset_s)
+        self._tracer.span("wait", start_s, end_s, step=self._trainer.version)
+        return received
+
+    # --- steps -------------------------------------------------------------------------------
+
+    def _chunk(self, chunk: Chunk, frames: list[Frame]) -> None:
+        if not self._steps.expects(chunk):
+            log.info("chunk %d of step %d is not wanted at version %d", chunk.index, chunk.step, self._trainer.version)
+            return
+        start_s = time.monotonic()
+        self._pass_on(chunk, frames)
+        result = self._steps.take(chunk, frames)
+        end_s = time.monotonic()
+        self._train_s += end_s - start_s
+        self._tracer.span("train", start_s, end_s, step=chunk.step, chunk=chunk.index, items=len(chunk.items))
+        if result is not None:
+            self._commit(chunk.step, result)
+            self._publish()
+            self._want_batch()
+
+    def _commit(self, step: int, result: StepResult) -> None:
+        message = Committed(
+            step=step,
+            version=result.version,
+            parent_digest=result.parent_digest,
+            digest=result.digest,
+            metrics=result.metrics,
+            wait_s=self._wait_s,
+            train_s=self._train_s,
+        )
+        self._link.send(message)
+
+    def _publish(self) -> None:
+        start_s = time.monotonic()
+        weights_id = WeightsId(self._attempt, self._trainer.version)
+        num_bytes = self._publisher.publish(weights_id, self._trainer.export(), self._trainer.digest)
+        end_s = time.monotonic()
+        self._tracer.span("weights", start_s, end_s, version=weights_id.version, bytes=num_bytes)
+        self._link.send(Published(*weights_id, num_bytes, end_s - start_s))
+
+    def _want_batch(self) -> None:
+        self._wait_s = self._train_s = 0.0
+        self._link.send(BatchWanted(self._trainer.version))
+
+    def _start_over(self) -> None:
+        """The connection broke: chunks may be lost, and so may a Committed, which only a restore can settle."""
+        if self._trainer.version != self._joined_at:
+            raise SiteError(
+                f"the connection to the controller broke at version {self._trainer.version}",
+                "the trainer goes on from the newest checkpoint",
+            )
+        self._publish_again()
+        self._want_batch()
+
+    def _publish_again(self) -> None:
+        self._link.send(Published(self._attempt, self._trainer.version, 0, 0.0))
+
+    # --- checkpoints, other ranks ------------------------------------------------------------
+
+    def _save(self, save: Save) -> None:
+        error = ""
+        if save.version != self._trainer.version:
+            error = f"the trainer is at version {self._trainer.version}, not {save.version}"
+        else:
+            self._pass_on(save, [])
+            try:
+                self._trainer.save(Path(save.directory) / PART)
+            except SiteError as problem:
+                log.error("%s", problem)
+                error = str(problem)
+        self._link.send(Saved(save.version, error))
+
+    def _pass_on(self, message: Message, frames: list[Frame]) -> None:
+        if self._world.size > 1:
+            self._world.broadcast([messages.encode(message), *frames])
