@@ -26,12 +26,16 @@ _FIXES = {
     errno.EACCES: "you may not write there: choose another --run-dir",
     errno.EPERM: "you may not write there: choose another --run-dir",
     errno.EIO: "the disk reports errors: choose another --run-dir",
+    errno.ENOENT: "there is no such place: choose another --run-dir",
+    errno.ENOTDIR: "a file stands where a directory is needed: choose another --run-dir",
+    errno.ENAMETOOLONG: "choose a shorter --run-dir",
 }
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def disk_errors(path: Path | str) -> Iterator[None]:
-    """A disk that is full, read-only or not ours becomes a `SiteError`; any other OSError passes."""
+def disk_errors(path: Path) -> Iterator[None]:
+    """A place that is full, read-only, not ours or not there becomes a `SiteError`; any other OSError passes."""
     try:
         yield
     except OSError as error:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from importlib import import_module
 
 from rollart_hpc import __version__
-from rollart_hpc.errors import RollartError
-from rollart_hpc.files import disk_errors
+from rollart_hpc.errors import EXIT_ENVIRONMENT, RollartError
+from rollart_hpc.files import DISK_FULL
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -105,8 +105,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     args = _parse(arguments)
     try:
-        with disk_errors(getattr(args, "run_dir", None) or "the run directory"):
-            return _load(args.function)(args)
+        return _load(args.function)(args)
     except RollartError as error:
         print(f"rollart-hpc: {error}", file=sys.stderr)
         return error.exit_code
@@ -116,6 +115,11 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # `rollart-hpc logs ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        print(f"rollart-hpc: {error.strerror}: {error.filename or 'output'}", file=sys.stderr)
+        return EXIT_ENVIRONMENT
 
 
 if __name__ == "__main__":

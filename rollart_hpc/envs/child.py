@@ -64,7 +64,7 @@ def _checked(observation: Any, done: bool, outcome: Any) -> talk.Observed:
         raise TypeError(f"the observation is a {type(observation).__name__}, expected str")
     if outcome is not None and not isinstance(outcome, dict):
         raise TypeError(f"the outcome is a {type(outcome).__name__}, expected dict")
-    return talk.Observed(observation, done, outcome)
+    return talk.Observed(observation, done, None if outcome is None else talk.plain(outcome))
 
 
 def serve(channel: socket.socket) -> None:

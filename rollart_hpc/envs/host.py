@@ -1,4 +1,4 @@
-"""All environments of one env worker. Owns who uses which environment and every deadline; renders nothing, sends nothing.
+"""All environments of one env worker. Owns who uses which environment, and every deadline; renders and sends nothing.
 
     host.reset(slot, task, seed)  ->  Happened(slot, "turn", observation)
     host.step(slot, response)     ->  Happened(slot, "turn", observation, done, outcome)

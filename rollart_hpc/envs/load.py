@@ -49,7 +49,7 @@ def _module(reference: str, where: str) -> ModuleType:
 
 def _file_module(reference: str, where: str, base: Path | None) -> ModuleType:
     path = ((base or Path()) / where).resolve()
-    name = f"rollart_task_{path.stem}_{xxhash.xxh3_64_hexdigest(str(path))}"
+    name = f"rollart_task_{path.stem}_{xxhash.xxh3_64_hexdigest(str(path).encode())}"
     if name in sys.modules:
         return sys.modules[name]
     if not path.is_file():

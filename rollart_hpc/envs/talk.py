@@ -68,6 +68,12 @@ _requests: msgspec.msgpack.Decoder[Request | Setup] = msgspec.msgpack.Decoder(Un
 _answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
+def plain(value: dict[str, Any]) -> dict[str, Any]:
+    """The same with nothing but what a message can carry; TypeError if that is not possible."""
+    converted: dict[str, Any] = msgspec.to_builtins(value, enc_hook=_plain)
+    return converted
+
+
 def pack(message: Setup | Request | Answer) -> bytes:
     body = _encoder.encode(message)
     return len(body).to_bytes(_LENGTH_BYTES, "big") + body

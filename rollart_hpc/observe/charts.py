@@ -73,13 +73,11 @@ def round_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def number(value: float) -> str:
-    """1234567 -> 1.23M, 0.04 -> 0.04"""
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+    """1234567 -> 1.23M, 4281.3 -> 4,281, 0.0412 -> 0.0412"""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e5, "k")):
         if abs(value) >= limit:
-            return f"{value / (limit if limit > 1e4 else 1e3):.3g}{unit}"
-    if value == int(value):
-        return str(int(value))
-    return f"{value:.3g}"
+            return f"{value / (1e3 if unit == 'k' else limit):.3g}{unit}"
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.3g}"
 
 
 def thin(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) -> list[tuple[float, float]]:

@@ -1,7 +1,8 @@
 """The timeline as pictures: what every process did when. Owns the drawing of lanes; gets spans on one clock.
 
 Two views. The overview spans the whole run: per process and moment, how much of its time each category took (a process
-that does many things at once, like an env worker, is scaled to its peak). The close-up shows single spans of a few steps.
+that does many things at once, like an env worker, is scaled to its peak). The close-up shows single spans of a few
+steps.
 """
 
 from __future__ import annotations
@@ -42,12 +43,21 @@ def coverage(lane: Sequence[Span], end_s: float, num_bins: int = NUM_BINS) -> ND
     """[category, bin] -> how many spans of the category ran, on average over the bin."""
     found = np.zeros((len(CATEGORIES), num_bins + 1))
     bin_s = max(end_s, 1e-9) / num_bins
-    for index, name in enumerate(CATEGORIES):
-        chosen = [(s.start_s, s.end_s) for s in lane if s.category == name]
-        if chosen:
-            starts, ends = np.array(chosen).T / bin_s
-            found[index] = _integral(ends, num_bins) - _integral(starts, num_bins)
+    for name, (starts, ends) in _times(lane).items():
+        found[CATEGORIES.index(name)] = _integral(ends / bin_s, num_bins) - _integral(starts / bin_s, num_bins)
     return np.maximum(-np.diff(found, axis=1), 0.0)
+
+
+def _times(lane: Sequence[Span]) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Starts and ends of the spans of each category."""
+    chosen: dict[str, list[Span]] = {}
+    for span in lane:
+        chosen.setdefault(span.category, []).append(span)
+    return {
+        name: (np.array([s.start_s for s in spans]), np.array([s.end_s for s in spans]))
+        for name, spans in chosen.items()
+        if name in CATEGORIES
+    }
 
 
 def _integral(times: NDArray[np.float64], num_bins: int) -> NDArray[np.float64]:
@@ -135,12 +145,24 @@ def _rows(lane: Sequence[Span], axis: Axis, top: float) -> tuple[str, float]:
 
 
 def shares(spans: Sequence[Span]) -> str:
-    """What each process spent its time with."""
+    """What each process spent its time with, from its first span to its last."""
     stacks: list[Stack] = []
     for process, lane in by_process(s for s in spans if s.category in CATEGORIES).items():
-        seconds = {name: sum(s.end_s - s.start_s for s in lane if s.category == name) for name in CATEGORIES}
-        stacks.append(Stack(process, [(name, value, name) for name, value in seconds.items()]))
+        seconds = {name: float((ends - starts).sum()) for name, (starts, ends) in _times(lane).items()}
+        busy_s, idle_s = _busy_and_idle(lane)
+        scale = busy_s / (sum(seconds.values()) or 1.0)  # what overlaps shares the time
+        parts = [(name, seconds[name] * scale, name) for name in CATEGORIES if name in seconds]
+        stacks.append(Stack(process, [*parts, ("idle", idle_s, "idle")]))
     return bars(stacks, share=True) if stacks else nothing("no trace was written")
+
+
+def _busy_and_idle(lane: Sequence[Span]) -> tuple[float, float]:
+    """Seconds in which at least one span ran, and the rest between the first and the last."""
+    times = np.array([(s.start_s, s.end_s) for s in lane])
+    starts, ends = times[times[:, 0].argsort()].T
+    reached = np.maximum.accumulate(ends)
+    idle_s = float(np.maximum(starts[1:] - reached[:-1], 0.0).sum())
+    return float(reached[-1] - starts[0]) - idle_s, idle_s
 
 
 def _seconds(axis: Axis, height: float) -> str:

@@ -10,7 +10,6 @@ import logging
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,18 @@ CONTROLLER = "controller"
 _ROLE_ORDER = ("controller", "trainer", "engine", "relay", "env", "reward")
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(msgspec.Struct, gc=False):
+    """A long run has millions of these: a plain struct, moved in place."""
+
     process: str
     name: str
     start_s: float
     end_s: float
     args: dict[str, Any]
-
-    @property
-    def category(self) -> str:
-        return category(self.name)
+    category: str
 
 
-class _Row(msgspec.Struct):
+class _Row(msgspec.Struct, gc=False):
     """Any line of a trace file; see `observe.trace`."""
 
     process: str = ""
@@ -62,7 +59,10 @@ def read_run(trace_dirs: Iterable[Path]) -> list[Span]:
             continue
         begin_s = min(span.start_s for span in found)
         shift_s = (max(span.end_s for span in spans) + GAP_S if spans else 0.0) - begin_s
-        spans += [replace(s, start_s=s.start_s + shift_s, end_s=s.end_s + shift_s) for s in found]
+        for span in found:
+            span.start_s += shift_s
+            span.end_s += shift_s
+        spans += found
     return sorted(spans, key=lambda span: span.start_s)
 
 
@@ -91,7 +91,8 @@ def read_file(path: Path) -> Iterator[Span]:
                 0, bisect_right(times, row.start) - 1
             )  # before the first measurement that one is the best guess
             shift_s = offsets[index][1] if offsets else 0.0
-            yield Span(process, row.name, row.start + shift_s, max(row.start, row.end) + shift_s, row.args)
+            end_s = max(row.start, row.end) + shift_s
+            yield Span(process, row.name, row.start + shift_s, end_s, row.args, category(row.name))
 
 
 def _starts(path: Path) -> list[tuple[str, list[tuple[float, float]], list[_Row]]]:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -32,6 +33,7 @@ FLUSH_SPANS = 1000
 OFFSET_JITTER_S = 0.0005
 
 
+@lru_cache(maxsize=1024)
 def category(name: str) -> str:
     return name.partition(".")[0]
 

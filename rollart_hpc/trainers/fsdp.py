@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch.distributed.tensor import DTensor
 
 from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers import algorithms, checkpoint, packing
 from rollart_hpc.trainers.contract import StepResult
 from rollart_hpc.trainers.model import full_tensors, load_sharded, sampled_logits
@@ -194,14 +195,15 @@ class FsdpTrainer:
     # --- checkpoints -------------------------------------------------------------------------
 
     def save(self, directory: Path) -> None:
-        mark = checkpoint.Mark(self.version, self.digest)
-        checkpoint.save(directory, self._model, self._optimizer, self._world, mark)
+        state = checkpoint.State(self._model, self._optimizer)
+        checkpoint.save(directory, state, self._world, version=self.version, digest=self.digest)
 
     def load(self, directory: Path) -> None:
         self.discard()
-        mark = checkpoint.load(directory, self._model, self._optimizer, self._world)
-        checkpoint.confirm(directory, mark, digest(self.export()), self._world)
-        self.version, self.digest = mark.version, mark.digest
+        head = checkpoint.load(directory, checkpoint.State(self._model, self._optimizer), self._world)
+        self.version, self.digest = head.version, digest(self.export())
+        if self.digest != head.digest:
+            raise SiteError(f"checkpoint {directory} yields weights {self.digest}, expected {head.digest}")
 
 
 def _trainable(group: TrainGroup) -> TrainGroup:

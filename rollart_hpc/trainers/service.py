@@ -206,11 +206,8 @@ class Leader:
                 f"the connection to the controller broke at version {self._trainer.version}",
                 "the trainer goes on from the newest checkpoint",
             )
-        self._publish_again()
-        self._want_batch()
-
-    def _publish_again(self) -> None:
         self._link.send(Published(self._attempt, self._trainer.version, 0, 0.0))
+        self._want_batch()
 
     # --- checkpoints, other ranks ------------------------------------------------------------
 

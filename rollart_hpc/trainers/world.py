@@ -49,11 +49,13 @@ class World:
             dist.all_reduce(tensor, op)
         return tensor.tolist()
 
-    def all_good(self, problem: str) -> None:
+    def all_good(self, problem: SiteError | None) -> None:
         """Raise on every rank if any rank has a problem; the ranks that have it name it."""
-        num_bad = int(self.sum([float(bool(problem))])[0])
+        num_bad = int(self.sum([float(problem is not None)])[0])
+        if problem is not None:
+            raise problem
         if num_bad:
-            raise SiteError(problem or f"{num_bad} other trainer ranks failed: see their logs")
+            raise SiteError(f"{num_bad} of {self.size} trainer ranks failed", "see their logs")
 
     def broadcast(self, frames: Sequence[Frame] | None = None) -> list[Frame]:
         """Rank 0 gives frames, every rank returns them."""

@@ -6,18 +6,17 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-TRAJECTORIES = [f"t{i}" for i in range(4)]
+TRAJECTORIES = [f"t{i}" for i in range(3)]
 
 turns = st.tuples(
-    st.just("turn"), st.sampled_from(TRAJECTORIES), st.integers(1, 24), st.integers(1, 9), st.sampled_from([0.0, 1.0])
+    st.just("turn"), st.sampled_from(TRAJECTORIES), st.integers(1, 16), st.integers(1, 16), st.sampled_from([0.0, 1.0])
 )
 aborts = st.tuples(st.just("abort"), st.sampled_from(TRAJECTORIES))
 forgets = st.tuples(st.just("forget"), st.sampled_from(TRAJECTORIES))
 installs = st.tuples(st.just("install"), st.integers(0, 2))
-steps = st.tuples(st.just("step"), st.integers(1, 6))
-schedules = st.lists(
-    st.one_of(turns, turns, turns, steps, steps, steps, aborts, aborts, forgets, installs), max_size=40
-)
+steps = st.tuples(st.just("step"), st.integers(1, 8))
+actions = st.one_of(turns, turns, turns, steps, steps, steps, aborts, forgets, installs)
+schedules = st.lists(actions, min_size=20, max_size=60)
 sizes = st.fixed_dictionaries(
     {"kv_slots": st.integers(1, 5), "max_running": st.integers(1, 4), "max_prefill_tokens": st.integers(1, 40)}
 )
@@ -33,8 +32,7 @@ class Play:
         self.temperature: dict[int, float] = {}
 
     def turn(self, trajectory: str, size: int, max_new: int, temperature: float) -> None:
-        if trajectory in self.open:
-            return
+        """Takes the place of the trajectory's open request if there is one."""
         new = self.ids(len(self.temperature), size)
         request = self.driver.turn(trajectory, new, max_new, temperature)
         if request is None:
@@ -80,7 +78,7 @@ def check_rows(engine) -> None:
     assert np.all(rows.cached <= rows.tokens)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schedule=schedules, size=sizes)
 def test_random_schedules(qwen, drive, ids, schedule, size):
     play = Play(drive(qwen, max_len=120, **size), ids)

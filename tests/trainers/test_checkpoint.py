@@ -3,12 +3,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from rollart_hpc.errors import SiteError
+from rollart_hpc.trainers import seals
 from rollart_hpc.trainers.fsdp import FsdpTrainer
 from rollart_hpc.trainers.world import World
+from rollart_hpc.weights.digest import digest
 from tests.trainers.plain import make_config, make_groups, make_model
 
 
@@ -97,8 +100,8 @@ def test_damage_is_found_and_nothing_is_loaded(
     before = fresh.digest
     with pytest.raises(SiteError, match=r"checkpoint .* is damaged or incomplete") as caught:
         fresh.load(tmp_path / "c")
-    assert "older checkpoint" in str(caught.value)
-    assert [t.clone() for _, t in fresh.export()] and fresh.version == 0 and fresh.digest == before
+    assert "the one before" in str(caught.value)
+    assert (fresh.version, digest(fresh.export())) == (0, before)
 
 
 def test_a_directory_that_is_missing(fresh: FsdpTrainer, tmp_path: Path) -> None:
@@ -123,13 +126,13 @@ def test_a_checkpoint_of_another_model(trained: FsdpTrainer, world: World, tmp_p
 
 def test_weights_that_differ_from_the_digest(trained: FsdpTrainer, fresh: FsdpTrainer, tmp_path: Path) -> None:
     trained.save(tmp_path / "c")
-    mark = tmp_path / "c" / "trainer.json"
-    mark.write_text(json.dumps(json.loads(mark.read_text()) | {"digest": "0" * 32}))
+    head = msgspec.json.decode((tmp_path / "c" / seals.HEAD).read_bytes(), type=seals.Head)
+    seals.write_head(tmp_path / "c", msgspec.structs.replace(head, digest="0" * 32, checksum=""))
     with pytest.raises(SiteError, match="expected 0000"):
         fresh.load(tmp_path / "c")
 
 
 def test_a_disk_that_can_not_be_written(trained: FsdpTrainer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises((SiteError, NotADirectoryError)):
+    with pytest.raises(SiteError, match="file"):
         trained.save(tmp_path / "file" / "c")

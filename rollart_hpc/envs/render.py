@@ -1,0 +1,198 @@
+"""From a conversation to token ids and back: the model's chat template and tokenizer, without transformers.
+
+Owns the rule that sampled ids are kept verbatim: a turn adds only what the template puts behind the policy's answer.
+
+    prompt    <user>observation 1<end><assistant>                        encoded once
+    answer                                         sampled ids           never encoded again
+    delta                                                     <end><user>observation 2<end><assistant>
+                                                              (without <end> if the policy sampled it itself)
+
+If the template rewrites what came before (drops earlier reasoning, say), no delta exists: the conversation starts
+over with the whole text, and what was sampled so far becomes a sample of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from rollart_hpc.errors import UserError
+
+Chat = list[dict[str, str]]
+MARK = "\u2063rollart\u2063"  # stands for an answer; invisible separators, so no template reacts to it
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class Renderer:
+    """Template and tokenizer of one model directory. Stateless: shared by all trajectories."""
+
+    def __init__(self, model_dir: Path) -> None:
+        settings = _read_json(model_dir / "tokenizer_config.json")
+        self._tokenizer = _load_tokenizer(model_dir / "tokenizer.json")
+        self._special = {name: _token_text(settings[name]) for name in SPECIAL_TOKENS if settings.get(name)}
+        self._template = _compile(_find_template(model_dir, settings))
+        self.end_ids = self._find_end_ids(model_dir)
+
+    def text(self, chat: Chat) -> str:
+        """The whole conversation, up to where the policy is to answer."""
+        return self._template.render(messages=chat, add_generation_prompt=True, **self._special)
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def decode(self, ids: NDArray[np.int32]) -> str:
+        """What the policy said: without its end-of-turn token and other special ones."""
+        kept = ids[:-1] if self.is_ended(ids) else ids
+        return str(self._tokenizer.decode(kept.tolist(), skip_special_tokens=True))
+
+    def is_ended(self, ids: NDArray[np.int32]) -> bool:
+        return len(ids) > 0 and int(ids[-1]) in self.end_ids
+
+    def token_text(self, token: int) -> str:
+        return self._tokenizer.id_to_token(token) or ""
+
+    def _find_end_ids(self, model_dir: Path) -> frozenset[int]:
+        """Every id at which an engine may stop."""
+        found: set[int] = set()
+        for name in ("generation_config.json", "config.json"):
+            ids = _read_json(model_dir / name).get("eos_token_id")
+            found.update([ids] if isinstance(ids, int) else ids or [])
+        own = self._tokenizer.token_to_id(self._special.get("eos_token", ""))
+        return frozenset(found if own is None else found | {own})
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    ids: NDArray[np.int32]
+    starts_over: bool = False  # `ids` are the whole prompt of a new sample
+
+
+class Conversation:
+    """The text of one trajectory. begin, then (answer, observe) for every turn."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._chat: Chat = []
+        self._text = ""
+        self._answer = np.empty(0, np.int32)
+        self._said = ""
+
+    def begin(self, observation: str) -> NDArray[np.int32]:
+        self._chat = [_user(observation)]
+        self._text = self._renderer.text(self._chat)
+        return self._renderer.encode(self._text)
+
+    def answer(self, ids: NDArray[np.int32]) -> str:
+        self._answer, self._said = ids, self._renderer.decode(ids)
+        return self._said
+
+    def observe(self, observation: str) -> Delta:
+        text = self._renderer.text([*self._chat, _assistant(self._said), _user(observation)])
+        marked = self._renderer.text([*self._chat, _assistant(MARK), _user(observation)])
+        added = _added(self._text, self._said, text, marked)
+        self._chat += [_assistant(self._said), _user(observation)]
+        self._text = text
+        if added is None:
+            return Delta(self._renderer.encode(text), starts_over=True)
+        if self._renderer.is_ended(self._answer):
+            added = added.removeprefix(self._renderer.token_text(int(self._answer[-1])))
+        return Delta(self._renderer.encode(added))
+
+
+def _added(before: str, said: str, text: str, marked: str) -> str | None:
+    """What the template puts behind an answer; None if it touches what came before or the answer itself.
+
+    White space around an answer may be trimmed: the sampled ids stay as they are.
+    """
+    if not marked.startswith(before + MARK):
+        return None
+    added = marked[len(before) + len(MARK) :]
+    shapes = (said, said.strip(), said.lstrip(), said.rstrip())
+    return added if any(text == before + shape + added for shape in shapes) else None
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def _assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+# --- files of a model directory --------------------------------------------------------------------
+
+
+def _load_tokenizer(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise UserError(f"{path} is missing", "env workers need a fast tokenizer; save the model's with transformers")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the Rust side raises bare Exception
+        raise UserError(f"{path}: {error}", "save the model's tokenizer again") from None
+
+
+def _find_template(model_dir: Path, settings: dict[str, Any]) -> str:
+    file = model_dir / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text()
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several by name
+        template = next((each["template"] for each in template if each["name"] == "default"), None)
+    if not isinstance(template, str):
+        raise UserError(f"{model_dir} has no chat template", "add chat_template.jinja to the model directory")
+    return template
+
+
+def _compile(template: str) -> jinja2.Template:
+    """As transformers does it: sandboxed, for a template is code that came with the model."""
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise UserError(f"the chat template does not parse: {error}", "correct it in the model directory") from None
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's words for transformers; here its body is simply rendered."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own interface
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _token_text(token: str | dict[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path}: {error}", "it must hold JSON") from None
+    return content

@@ -1,0 +1,178 @@
+"""What an env worker does: plays many trajectories at once, each against an environment of its own.
+
+    Play -> reset -> TurnWanted -> Generated -> environment's turn -> TurnWanted -> ... -> Ended
+
+Owns the trajectories in progress. One thread, one selector: the link, every environment and the nearest deadline.
+What goes wrong in a trajectory ends that trajectory with a status; the worker ends with `Stop` or with its link.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import time
+from collections.abc import Mapping
+from zlib import crc32
+
+import jinja2
+
+from rollart_hpc.config.schema import TaskConfig
+from rollart_hpc.envs.host import Happened, Host
+from rollart_hpc.envs.play import Trajectory
+from rollart_hpc.envs.render import Renderer
+from rollart_hpc.observe.trace import Tracer
+from rollart_hpc.types import Frame, TokenRecord
+from rollart_hpc.wire.link import Link
+from rollart_hpc.wire.messages import AnyMessage, Cancel, Ended, Generated, Play, Resend, Stop, WhoAreYou
+
+log = logging.getLogger("rollart_hpc.env")
+
+
+class Service:
+    def __init__(
+        self,
+        tasks: Mapping[str, TaskConfig],
+        *,
+        renderer: Renderer,
+        host: Host,
+        link: Link,
+        tracer: Tracer,
+        selector: selectors.BaseSelector,
+    ) -> None:
+        self._tasks = tasks
+        self._renderer = renderer
+        self._host = host
+        self._link = link
+        self._tracer = tracer
+        self._selector = selector
+        self._playing: dict[str, Trajectory] = {}  # by trajectory; the host's slot is the Trajectory itself
+        self._stopped = False
+
+    def run(self) -> None:
+        self._selector.register(self._link, selectors.EVENT_READ, self._receive)
+        while not self._stopped:
+            for key, _ in self._selector.select(self._host.wait_s()):
+                key.data()
+            for happened in self._host.collect():
+                self._happened(happened)
+
+    # --- from the controller -----------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        while not self._stopped and (received := self._link.recv(0)) is not None:
+            self._handle(*received)
+
+    def _handle(self, message: AnyMessage, frames: list[Frame]) -> None:
+        match message:
+            case Play():
+                self._play(message)
+            case Generated():
+                self._generated(message, frames)
+            case Resend():
+                self._resend(message)
+            case Cancel():
+                self._cancel(message)
+            case WhoAreYou():  # the controller lost sight of us: all of this is issued again
+                for trajectory in list(self._playing.values()):
+                    self._drop(trajectory)
+            case Stop():
+                log.info("stop: %s", message.reason)
+                self._stopped = True
+            case _:
+                log.warning("unexpected %s", type(message).__name__)
+
+    def _play(self, play: Play) -> None:
+        earlier = self._playing.get(play.trajectory)
+        if earlier is not None:
+            self._drop(earlier)
+        if play.task not in self._tasks:
+            detail = f"unknown task {play.task!r}"
+            self._link.send(Ended(play.trajectory, play.issue, "reset_failed", detail, 0, 0, []), b"", b"", b"", b"")
+            return
+        trajectory = Trajectory(play, self._tasks[play.task], self._renderer)
+        self._playing[play.trajectory] = trajectory
+        # Another issue of the same trajectory must not run into the same injected crash again.
+        trouble_seed = crc32(f"{play.trajectory}/{play.sample_seed}/{play.issue}".encode())
+        self._host.reset(trajectory, play.task, play.seed, trouble_seed)
+
+    def _generated(self, message: Generated, frames: list[Frame]) -> None:
+        trajectory = self._playing.get(message.trajectory)
+        if trajectory is None or not trajectory.is_waiting:
+            return  # superseded
+        try:
+            text = trajectory.answer(TokenRecord.from_frames(frames))
+        except ValueError as error:
+            self._fail(trajectory, f"unreadable answer: {error}")
+            return
+        self._host.step(trajectory, text)
+
+    def _resend(self, message: Resend) -> None:
+        trajectory = self._playing.get(message.trajectory)
+        if trajectory is None or not trajectory.is_waiting:
+            return
+        if (message.issue, message.turn) == (trajectory.play.issue, trajectory.num_turns):
+            wanted, ids = trajectory.wanted(resend=True)
+            self._link.send(wanted, ids)
+
+    def _cancel(self, message: Cancel) -> None:
+        trajectory = self._playing.get(message.trajectory)
+        if trajectory is not None and trajectory.play.issue == message.issue:
+            self._drop(trajectory)
+
+    # --- from the environments ---------------------------------------------------------------------
+
+    def _happened(self, happened: Happened) -> None:
+        trajectory = happened.slot
+        assert isinstance(trajectory, Trajectory)
+        if self._playing.get(trajectory.play.trajectory) is not trajectory:
+            return  # cancelled in the same round
+        is_reset = trajectory.num_turns == 0
+        self._account(trajectory, happened, is_reset)
+        if happened.kind == "failed":
+            self._end(trajectory, happened)
+            return
+        try:
+            if is_reset:
+                trajectory.begin(happened.observation)
+            elif not happened.done:
+                trajectory.observe(happened.observation)
+        except jinja2.TemplateError as error:
+            self._fail(trajectory, f"the chat template can't render it: {error}")
+            return
+        self._go_on(trajectory, happened, is_reset)
+
+    def _go_on(self, trajectory: Trajectory, happened: Happened, is_reset: bool) -> None:
+        if happened.done:
+            self._end(trajectory, happened)
+        elif trajectory.room >= 1:
+            wanted, ids = trajectory.wanted(happened.seconds)
+            self._link.send(wanted, ids)
+        elif is_reset:
+            self._fail(trajectory, f"the first prompt leaves no room below max_tokens = {trajectory.task.max_tokens}")
+        else:
+            self._host.finish(trajectory)
+
+    def _account(self, trajectory: Trajectory, happened: Happened, is_reset: bool) -> None:
+        if is_reset:
+            trajectory.reset_s = happened.seconds
+        else:
+            trajectory.env_s += happened.seconds
+        now = time.monotonic()
+        name = "environment.reset" if is_reset else "environment.turn"
+        self._tracer.span(name, now - happened.seconds, now, task=trajectory.play.task, slot=trajectory.play.trajectory)
+
+    # --- ends --------------------------------------------------------------------------------------
+
+    def _fail(self, trajectory: Trajectory, detail: str) -> None:
+        self._end(trajectory, Happened(trajectory, "failed", status="env_error", detail=detail))
+
+    def _end(self, trajectory: Trajectory, last: Happened) -> None:
+        ended, frames = trajectory.ended(last)
+        if ended.status != "done":
+            log.info("%s: %s: %s", ended.trajectory, ended.status, ended.detail)
+        self._drop(trajectory)
+        self._link.send(ended, *frames)
+
+    def _drop(self, trajectory: Trajectory) -> None:
+        del self._playing[trajectory.play.trajectory]
+        self._host.release(trajectory)

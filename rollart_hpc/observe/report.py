@@ -1,0 +1,68 @@
+"""report.html: what a run did and how it ended, in one file that opens offline. Owns which figures are shown.
+
+Made from what the run wrote down (status, metrics, traces, config), any part of which may be missing: a run that died
+at its first step has a report too. Reads, and writes nothing but the report.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+
+from rollart_hpc.errors import SiteError
+from rollart_hpc.files import write_atomic
+from rollart_hpc.observe import metrics, sections
+from rollart_hpc.observe.page import fold, page, pair
+from rollart_hpc.observe.sections import Run
+from rollart_hpc.observe.status import Status, read_status
+from rollart_hpc.observe.timeline import read_run
+
+REPORT = "report.html"
+
+
+def write_report(run_dir: Path, state: str | None = None) -> Path:
+    """`state`: how it ended, if the caller knows better than the last status (a killed run can't write that down)."""
+    run = _load(run_dir)
+    if state is not None:
+        run.status.state = state
+    target = run_dir / REPORT
+    write_atomic(target, render(run))
+    return target
+
+
+def _load(run_dir: Path) -> Run:
+    try:
+        status = read_status(run_dir / "status.json") or Status()
+    except SiteError as error:
+        status = Status(reason=error.what)
+    lines = metrics.read(run_dir / "metrics.jsonl")
+    config = run_dir / "config.yaml"
+    return Run(
+        path=run_dir,
+        status=status,
+        lines=lines,
+        steps=metrics.surviving_steps(lines),
+        validations=metrics.of_kind(lines, "validation"),
+        events=metrics.of_kind(lines, "event"),
+        spans=read_run(run_dir.glob("attempts/*/trace")),
+        config=config.read_text(errors="replace") if config.exists() else "",
+    )
+
+
+def render(run: Run) -> str:
+    name = run.status.name or run.path.name
+    return page(
+        f"{name} · rollart-hpc",
+        [
+            sections.header(run, name),
+            sections.cards(run),
+            pair(sections.scores(run), sections.rewards(run)),
+            pair(sections.trainer_time(run), sections.process_time(run)),
+            sections.timeline(run),
+            pair(sections.staleness(run), sections.pools(run)),
+            pair(sections.drops(run), sections.workers(run)),
+            sections.figures(run),
+            sections.events(run),
+            fold("Resolved configuration", f"<pre>{escape(run.config) or 'none'}</pre>"),
+        ],
+    )

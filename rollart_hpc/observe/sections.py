@@ -1,0 +1,260 @@
+"""The parts of the report, one function each. Owns what is said with which figures; reads no file."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rollart_hpc.observe import lanes
+from rollart_hpc.observe.charts import Axis, Series, Stack, bars, columns, line_chart, nothing, number, thin
+from rollart_hpc.observe.page import card, fold, section, table
+from rollart_hpc.observe.status import Status
+from rollart_hpc.observe.timeline import Span
+
+MAX_EVENTS = 200
+MAX_COLUMNS = 100
+_GOOD = ("finished",)
+_BUSY = ("preparing", "starting", "running", "draining")
+_POOLS = {"compute": "prefill", "bandwidth": "decode"}  # the pools' colours are those of what they are good at
+
+
+@dataclass
+class Run:
+    """Everything a report is made from."""
+
+    path: Path
+    status: Status
+    lines: list[dict[str, Any]]
+    steps: list[dict[str, Any]]  # without those that were rolled back
+    validations: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    spans: list[Span]
+    config: str
+
+    @property
+    def tasks(self) -> dict[str, str]:
+        """Task -> colour."""
+        names = [*self.status.tasks]
+        names += [v["task"] for v in self.validations if "task" in v]
+        names += [task for step in self.steps for task in step.get("reward", {})]
+        return {name: f"c{i % 6 + 1}" for i, name in enumerate(dict.fromkeys(names))}
+
+
+def header(run: Run, name: str) -> str:
+    status = run.status
+    kind = "good" if status.state in _GOOD else "busy" if status.state in _BUSY else "bad"
+    attempts = f", attempt {status.attempt}" if status.attempt > 1 else ""
+    mode = f"{status.mode} mode, " if status.mode else ""
+    reason = f'<p class="reason">{escape(status.reason)}</p>' if status.reason else ""
+    return (
+        f'<header><h1>{escape(name)}</h1><span class="badge {kind}">{escape(status.state)}</span></header>{reason}'
+        f'<p class="sub">{escape(mode)}{duration(status.time_s)}{attempts} · {escape(str(run.path))}</p>'
+    )
+
+
+def cards(run: Run) -> str:
+    status, cards = run.status, []
+    cards.append(card("Steps", f"{status.step} / {status.steps}", f"policy version {status.policy_version}"))
+    for name, task in status.tasks.items():
+        first, last = score(task.score_first), score(task.score_last)
+        note = f"{number(task.trajectories)} trajectories" + (", quarantined" if task.quarantined else "")
+        cards.append(card(name, first if first == last else f"{first} → {last}", f"validation success, {note}"))
+    tokens, seconds = sum(s.get("tokens", 0) for s in run.steps), sum(s.get("step_s", 0.0) for s in run.steps)
+    rate = tokens / seconds if seconds else status.tokens_per_s
+    cards.append(card("Generated", f"{number(rate)} tok/s", f"{number(tokens)} tokens in {len(run.steps)} steps"))
+    cards.append(card("Staleness", str(status.staleness.max_trained), f"at most, bound {status.staleness.bound}"))
+    cards.append(card("Trainer waits", f"{status.wait.get_batch_share:.0%}", "of its time for batches"))
+    weights = status.weights
+    moved = (
+        f"of {duration(weights.total_s)}, {number(weights.transfers)} installs, {weights.transport or 'no transport'}"
+    )
+    cards.append(card("Weights exposed", duration(weights.exposed_s), moved))
+    return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def scores(run: Run) -> str:
+    series = [
+        Series(task, colour, [(v["version"], v["success"]) for v in run.validations if _has(v, task, "success")])
+        for task, colour in run.tasks.items()
+    ]
+    plays = max((v.get("plays", 0) for v in run.validations), default=0)
+    marks = _marks(run)
+    chart = line_chart(series, x_title="policy version", y_limits=(0.0, 1.0), marks=marks)
+    sub = f"success in validation on held-out seeds, {plays} plays each"
+    return section("Score per task", sub + ("; red: a worker was lost or the run restored" if marks else ""), chart)
+
+
+def _has(line: dict[str, Any], task: str, key: str) -> bool:
+    return line.get("task") == task and line.get(key) is not None and "version" in line
+
+
+def rewards(run: Run) -> str:
+    series = [
+        Series(
+            task,
+            colour,
+            [(s["version"], s["reward"][task]) for s in run.steps if s.get("reward", {}).get(task) is not None],
+            True,
+        )
+        for task, colour in run.tasks.items()
+    ]
+    chart = line_chart(series, x_title="policy version", marks=_marks(run))
+    return section("Training reward per task", "mean over the trajectories of a step", chart)
+
+
+def _marks(run: Run) -> list[tuple[float, str]]:
+    """Lost workers and restores, at the version the run had then."""
+    times = [step.get("time_s", 0.0) for step in run.steps]
+    marks = []
+    for event in run.events:
+        if event.get("what") == "worker_lost" and times and event.get("time_s", 0.0) <= times[-1]:
+            index = bisect_left(times, event.get("time_s", 0.0))
+            marks.append((float(run.steps[index]["version"]), f"{event.get('name')} lost: {event.get('detail')}"))
+    for before, after in zip(run.steps, run.steps[1:], strict=False):
+        if after.get("attempt") != before.get("attempt"):
+            marks.append((float(after["version"]), f"restored, attempt {after.get('attempt')}"))
+    return marks
+
+
+def trainer_time(run: Run) -> str:
+    steps = [s for s in run.steps if s.get("train_s") is not None]
+    size = -(-len(steps) // MAX_COLUMNS) or 1
+    stacks = []
+    for i in range(0, len(steps), size):
+        chunk = steps[i : i + size]
+        wait_s, train_s = _mean(chunk, "wait_s"), _mean(chunk, "train_s")
+        other_s = max(0.0, _mean(chunk, "step_s") - wait_s - train_s)
+        parts = [("train", train_s, "train"), ("wait for batch", wait_s, "wait"), ("other", other_s, "other")]
+        stacks.append(Stack(str(chunk[0].get("version", i)), parts))
+    sub = "seconds per step; other: validation, checkpoints, handing out weights"
+    return section("Where the trainer's time went", sub, columns(stacks, x_title="policy version", unit=" s"))
+
+
+def _mean(steps: list[dict[str, Any]], key: str) -> float:
+    return sum(float(s.get(key) or 0.0) for s in steps) / len(steps)
+
+
+def process_time(run: Run) -> str:
+    return section(
+        "What each process did",
+        "share of the time between its first and last span; idle: it had nothing to do",
+        lanes.shares(run.spans),
+    )
+
+
+def timeline(run: Run) -> str:
+    close = lanes.close_up(run.spans)
+    close = f"<h3>The last steps, span by span</h3><div class='scroll'>{close}</div>" if close else ""
+    sub = "one lane per process on the controller's clock; thin lines are ends of steps; trace.json opens in Perfetto"
+    return section("Timeline", sub, f"<div class='scroll'>{lanes.overview(run.spans)}</div>{close}")
+
+
+def staleness(run: Run) -> str:
+    staleness = run.status.staleness
+    counts = {int(age): count for age, count in staleness.histogram.items()}
+    ages = range(max([*counts, staleness.bound, 0]) + 1)
+    stacks = [
+        Stack(str(age), [("trajectories", counts.get(age, 0), "c1" if age <= staleness.bound else "weights")])
+        for age in ages
+    ]
+    sub = f"versions between a trajectory's first token and the step it trained; bound {staleness.bound}"
+    chart = columns(stacks, x_title="versions behind") if counts else nothing("nothing was trained")
+    return section("Staleness of trained trajectories", sub, chart)
+
+
+def pools(run: Run) -> str:
+    pools = list(dict.fromkeys(pool for task in run.status.tasks.values() for pool in task.pool_share))
+    colours = {pool: _POOLS.get(pool, f"c{i % 4 + 2}") for i, pool in enumerate(pools)}
+    stacks = [
+        Stack(
+            name, [(pool, task.pool_share.get(pool, 0.0), colours[pool]) for pool in pools], _largest(task.pool_share)
+        )
+        for name, task in run.status.tasks.items()
+    ]
+    tokens = [
+        Stack(name, [("prefill", task.prefill_tokens, "prefill"), ("decode", task.decode_tokens, "decode")])
+        for name, task in run.status.tasks.items()
+    ]
+    sub = f"share of each task's requests by hardware class; {run.status.fallbacks} fallbacks"
+    chart = bars(stacks, share=True) + "<h3>Tokens per task</h3>" + bars(tokens, share=True)
+    return section("Share of each pool per task", sub, chart)
+
+
+def _largest(shares: dict[str, float]) -> str:
+    return f"{max(shares.values(), default=0.0):.1%}"
+
+
+def drops(run: Run) -> str:
+    dropped = sorted(run.status.dropped.items(), key=lambda item: -item[1])
+    stacks = [Stack(reason, [("trajectories", count, "c2")], number(count)) for reason, count in dropped]
+    chart = bars(stacks) if stacks else nothing("nothing was dropped")
+    return section("Dropped, by reason", "trajectories that were started and did not train", chart)
+
+
+def workers(run: Run) -> str:
+    rows = [[role, str(w.joined), str(w.lost), str(w.alive)] for role, w in run.status.workers.items()]
+    refused = ", ".join(f"{count} {what}" for what, count in run.status.refused.items() if count)
+    content = table(["role", "joined", "lost", "alive at the end"], rows) if rows else nothing()
+    return section("Workers", f"refused at the door: {refused or 'none'}", content)
+
+
+def figures(run: Run) -> str:
+    """One small line per figure that the trainer reported."""
+    names = list(dict.fromkeys(key for step in run.steps for key in step.get("metrics", {})))
+    if not names:
+        return ""
+    sparks = "".join(_spark(run, name) for name in names[:24])
+    return section("Training figures", "as the trainer reported them, by step", f'<div class="sparks">{sparks}</div>')
+
+
+def _spark(run: Run, name: str) -> str:
+    values = [s["metrics"][name] for s in run.steps if isinstance(s.get("metrics", {}).get(name), int | float)]
+    if not values:
+        return ""
+    points = thin(list(enumerate(values)), 120)
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    y_axis, x_axis = Axis(low, high, 38, 6), Axis(0, points[-1][0], 0, 190)
+    path = "M" + "L".join(f"{x_axis(x):g},{y_axis(y):g}" for x, y in points)
+    hover = escape(
+        f"{name}: first {values[0]:.4g}, last {values[-1]:.4g}, min {min(values):.4g}, max {max(values):.4g}"
+    )
+    return (
+        f'<div data-t="{hover}"><span>{escape(name)}</span> <b>{values[-1]:.4g}</b>'
+        f'<svg class="spark" viewBox="0 0 190 44" preserveAspectRatio="none">'
+        f'<path class="line faint c1" d="{path}"/></svg></div>'
+    )
+
+
+def events(run: Run) -> str:
+    shown = run.events[-MAX_EVENTS:]
+    rows = [
+        [
+            f"{e.get('time_s', 0.0):.1f} s",
+            str(e.get("what", "")).replace("_", " "),
+            str(e.get("name", "")),
+            str(e.get("detail", "")),
+        ]
+        for e in shown
+    ]
+    left_out = len(run.events) - len(shown)
+    title = f"Events ({len(run.events)}" + (f", the last {MAX_EVENTS} shown)" if left_out else ")")
+    return fold(title, table(["at", "what", "who", "detail"], rows, numbers=False)) if rows else ""
+
+
+def score(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}"
+
+
+def duration(seconds: float) -> str:
+    """0.52 s, 47 s, 7 min 32 s, 3 h 5 min"""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,37 @@
+"""An env worker process: loads the tokenizer, warms the environments up, joins, plays."""
+
+from __future__ import annotations
+
+import selectors
+
+from rollart_hpc.roles.start import Start, connect, run_role
+
+
+def main(start: Start) -> None:
+    from rollart_hpc.envs.host import Host
+    from rollart_hpc.envs.render import Renderer
+    from rollart_hpc.envs.service import Service
+    from rollart_hpc.observe.trace import Tracer
+
+    config = start.config
+    renderer = Renderer(start.run.model)
+    selector = selectors.DefaultSelector()
+    host = Host(selector, config.tasks, config.env.slots)
+    with Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
+        try:
+            host.start()
+            link = connect(start, capacity=config.env.slots)
+            tracer.set_offset(link.clock_offset_s)
+            try:
+                service = Service(
+                    config.tasks, renderer=renderer, host=host, link=link, tracer=tracer, selector=selector
+                )
+                service.run()
+            finally:
+                link.close()
+        finally:
+            host.close()
+
+
+if __name__ == "__main__":
+    run_role("env", main)

@@ -1,0 +1,120 @@
+"""A reward worker: scores transcripts with the tasks' stateless functions, one after the other.
+
+Any number of them may run, and any of them may die: a call that is not answered goes to another worker. A function
+that takes too long is interrupted; one that can't even be interrupted ends the process, which is then started again.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rollart_hpc.roles.start import Start, connect, run_role
+
+if TYPE_CHECKING:
+    from rollart_hpc.config.schema import TaskConfig
+    from rollart_hpc.observe.trace import Tracer
+    from rollart_hpc.rewards.contract import Score
+    from rollart_hpc.types import Frame
+    from rollart_hpc.wire.link import Link
+    from rollart_hpc.wire.messages import Scored, ScoreFailed, ScoreWanted
+
+log = logging.getLogger("rollart_hpc.reward")
+DETAIL_CHARS = 500
+
+
+class Overdue(Exception):
+    pass
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise Overdue in the block after `seconds`; if it does not listen, dump stacks and exit after twice as long."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Overdue(f"took longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    faulthandler.dump_traceback_later(2 * seconds, exit=True)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGALRM, before)
+
+
+class Scorer:
+    """The reward functions of the run, each loaded at its first use."""
+
+    def __init__(self, tasks: Mapping[str, TaskConfig], timeout_s: float) -> None:
+        self._tasks = tasks
+        self._timeout_s = timeout_s
+        self._functions: dict[str, Callable[..., Score]] = {}
+
+    def answer(self, wanted: ScoreWanted, frames: list[Frame]) -> Scored | ScoreFailed:
+        from rollart_hpc.wire.messages import Scored, ScoreFailed
+
+        start_s = time.monotonic()
+        try:
+            with limited(self._timeout_s):
+                score = self._score(wanted.task, frames[0])
+            reward = float(score.reward)
+            if not math.isfinite(reward):
+                raise ValueError(f"the reward is {reward}")
+        except Exception as error:  # foreign code: a failed call is data
+            reason = f"{type(error).__name__}: {error}"[:DETAIL_CHARS]
+            log.warning("%s of task %s: %s", wanted.trajectory, wanted.task, reason)
+            return ScoreFailed(wanted.trajectory, wanted.issue, reason)
+        return Scored(wanted.trajectory, wanted.issue, reward, bool(score.success), time.monotonic() - start_s)
+
+    def _score(self, task: str, transcript: Frame) -> Score:
+        from rollart_hpc.rewards.contract import Transcript
+
+        config = self._tasks[task]
+        if task not in self._functions:
+            from rollart_hpc.envs.load import resolve
+
+            self._functions[task] = resolve(config.reward)
+        params: dict[str, Any] = dict(config.reward_params)
+        return self._functions[task](msgspec.msgpack.decode(transcript, type=Transcript), **params)
+
+
+def serve(link: Link, scorer: Scorer, tracer: Tracer) -> None:
+    from rollart_hpc.wire.messages import ScoreWanted, Stop
+
+    while (received := link.recv(None)) is not None:
+        message, frames = received
+        if isinstance(message, Stop):
+            return
+        if isinstance(message, ScoreWanted):
+            with tracer.timed("reward", task=message.task):
+                answer = scorer.answer(message, frames)
+            link.send(answer)
+
+
+def main(start: Start) -> None:
+    from rollart_hpc.observe.trace import Tracer
+
+    config = start.config
+    link = connect(start, capacity=config.reward.slots)
+    with Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
+        tracer.set_offset(link.clock_offset_s)
+        try:
+            serve(link, Scorer(config.tasks, config.reward.timeout_s), tracer)
+        finally:
+            link.close()
+
+
+if __name__ == "__main__":
+    run_role("reward", main)

@@ -1,0 +1,111 @@
+"""The commands that look at a run directory, on directories made by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollart_hpc.cli.main import build_parser
+from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.launch.ownership import start_ticks
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+STATUS: dict[str, Any] = {
+    "attempt": 1, "state": "running", "reason": "", "step": 7, "steps": 10, "tokens_per_s": 123.4, "progress": 5,
+    "tasks": {"lake": {"score_first": 0.125, "score_last": 0.5}},
+    "staleness": {"bound": 1, "max_trained": 1, "histogram": {}},
+    "workers": {"env": {"joined": 2, "lost": 1, "alive": 1}, "supervisor": {"joined": 1, "lost": 0, "alive": 1}},
+    "dropped": {"stale": 3, "crashed": 0},
+}  # fmt: skip
+
+
+def own(run: RunDir, state: str, pid: int = 0, reason: str = "") -> None:
+    owner = {"pid": pid, "start_ticks": start_ticks(pid), "host": os.uname().nodename, "procs": {}, "attempt": 1}
+    run.supervisor.write_text(json.dumps({**owner, "state": state, "reason": reason}))
+
+
+def test_check_shows_the_plan(cli: Cli, run_file: Path) -> None:
+    done = cli("check", run_file, "trainer.ranks=2", "reward.workers=0")
+    assert done.returncode == 0 and "compute: engine-compute-0, trainer-0, trainer-1, relay-compute" in done.stdout
+    assert "warning: reward.workers: 0" in done.stderr
+
+
+def test_check_for_machines(cli: Cli, run_file: Path) -> None:
+    good = cli("check", run_file, "--json", "steps=5")
+    found = json.loads(good.stdout)
+    assert found["good"] and found["config"]["steps"] == 5 and found["plan"][0]["name"] == "controller"
+    bad = cli("check", run_file, "--json", "stpes=5", "flow.alpha=-1")
+    assert bad.returncode == 2 and len(json.loads(bad.stdout)["problems"]) == 2
+
+
+def test_status_of_a_live_run(cli: Cli, run: RunDir) -> None:
+    own(run, "running", os.getpid())
+    run.status.write_text(json.dumps(STATUS))
+    text = cli("status", run.path).stdout
+    assert (
+        "running, attempt 1" in text and "step 7/10 | lake (0.12 -> 0.50) | 123 tok/s | staleness 1/1 | env 1" in text
+    )
+    assert "dropped: stale 3\n" in text and "lost: env 1\n" in text
+    found = json.loads(cli("status", run.path, "--json").stdout)
+    assert found["state"] == "running" and found["tasks"] == STATUS["tasks"] and found["run_dir"] == str(run.path)
+
+
+@pytest.mark.parametrize(
+    ("owner", "state"), [(None, "preparing"), ("running", "killed"), ("failed", "failed"), ("drained", "drained")]
+)
+def test_the_state_is_that_of_the_supervisor(cli: Cli, run: RunDir, owner: str | None, state: str) -> None:
+    run.status.write_text(json.dumps(STATUS))
+    if owner:
+        own(run, owner, reason="full disk" if owner == "failed" else "")
+    found = json.loads(cli("status", run.path, "--json").stdout)
+    assert found["state"] == state
+    assert found["reason"] == ("full disk" if owner == "failed" else "")
+
+
+def test_status_without_a_directory_means_the_newest_run(cli: Cli, run_root: Path) -> None:
+    assert cli("status").returncode == 2
+    RunDir(run_root / "old").create()
+    RunDir(run_root / "new").create()
+    assert json.loads(cli("status", "--json").stdout)["run_dir"] == str(run_root / "new")
+
+
+def test_logs_are_merged_in_order_of_time(cli: Cli, run: RunDir) -> None:
+    own(run, "failed")
+    run.begin_attempt()
+    run.log(1, "env-0").write_text(
+        "11-16 01:00:00.100 INFO env-0: first\n11-16 01:00:02.000 ERROR env-0: third\nTraceback\n"
+    )
+    run.log(1, "engine-compute-0").write_text("11-16 01:00:01.000 INFO engine-compute-0: second\n")
+    lines = [line.split(None, 1) for line in cli("logs", run.path, "-f").stdout.splitlines()]
+    assert [name for name, _ in lines] == ["env-0", "engine-compute-0", "env-0", "env-0"]
+    assert [text.split()[-1] for _, text in lines] == ["first", "second", "third", "Traceback"]
+    assert cli("logs", run.path, "--role", "engine").stdout.count("\n") == 1
+    wrong = cli("logs", run.path, "--role", "enigne")
+    assert wrong.returncode == 2 and "there are: engine-compute-0, env-0" in wrong.stderr
+
+
+def test_a_reader_who_goes_away_is_no_error(run: RunDir) -> None:
+    run.begin_attempt()
+    run.log(1, "env-0").write_text("11-16 01:00:00.100 INFO env-0: line\n" * 5000)
+    command = f"'{os.sys.executable}' -m rollart_hpc.cli logs '{run.path}' | head -1"  # type: ignore[attr-defined]
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert done.stderr == "" and done.stdout.count("\n") == 1
+
+
+def test_overrides_may_stand_behind_options(cli: Cli, run_file: Path) -> None:
+    done = cli("check", run_file, "steps=4", "--json", "seed=9")
+    config = json.loads(done.stdout)["config"]
+    assert (config["steps"], config["seed"]) == (4, 9)
+
+
+def test_every_command_has_help() -> None:
+    text = build_parser().format_help()
+    for command in ("run", "check", "resume", "status", "logs", "cancel", "join", "report"):
+        assert f"    {command}" in text

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+from rollart_hpc.cli.screen import CLEAR, LiveScreen, summary
+from rollart_hpc.config.rundir import RunDir
+
+STATUS: dict[str, Any] = {
+    "state": "finished", "step": 2, "steps": 3, "tokens_per_s": 10.0,
+    "tasks": {"lake": {"score_first": 0.25, "score_last": 0.75}, "new": {"score_first": None, "score_last": None}},
+    "staleness": {"bound": 1, "max_trained": 1}, "workers": {"env": {"alive": 2}, "supervisor": {"alive": 1}},
+}  # fmt: skip
+STEP: dict[str, Any] = {
+    "kind": "step", "step": 1, "version": 2, "step_s": 1.5, "tokens_per_s": 10.0,
+    "success": {"lake": 0.5}, "staleness": {"0": 1, "1": 3},
+}  # fmt: skip
+VALIDATION = {"kind": "validation", "version": 2, "task": "lake", "success": 0.75, "plays": 128}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def append(run: RunDir, *records: dict[str, Any], torn: str = "") -> None:
+    with open(run.metrics, "a") as file:
+        file.write("".join(json.dumps(record) + "\n" for record in records) + torn)
+
+
+def test_a_line_per_step_and_validation_where_there_is_no_terminal(run: RunDir) -> None:
+    append(run, STEP)  # of an earlier attempt: not shown again
+    out = io.StringIO()
+    screen = LiveScreen(run, out=out)
+    append(run, STEP, VALIDATION, {"kind": "event"}, torn='{"kind": "st')
+    screen.show(STATUS)
+    screen.show(STATUS)
+    screen.say("engine-compute-0 ended")
+    assert out.getvalue().splitlines() == [
+        "step 2/3 in 1.5 s | lake 0.50 | 10 tok/s | staleness 1/1 | env 2",
+        "validation of version 2: lake succeeds in 0.750 of 128 plays",
+        "engine-compute-0 ended",
+    ]
+
+
+def test_one_updating_line_on_a_terminal(run: RunDir) -> None:
+    out = Terminal()
+    with LiveScreen(run, out=out) as screen:
+        append(run, STEP)
+        screen.show(STATUS)
+        screen.say("news")
+    line = "step 2/3 | lake 0.50 (0.25 -> 0.75) | new | 10 tok/s | staleness 1/1 | env 2"
+    assert out.getvalue() == f"{CLEAR}{line[:79]}{CLEAR}news\n{line[:79]}\n"
+
+
+def test_quiet_shows_nothing(run: RunDir) -> None:
+    out = io.StringIO()
+    screen = LiveScreen(run, quiet=True, out=out)
+    append(run, STEP)
+    screen.show(STATUS)
+    screen.say("news")
+    assert out.getvalue() == ""
+
+
+def test_the_summary_tells_first_and_last_scores() -> None:
+    assert summary(STATUS) == ["finished after 2 of 3 steps", "  lake: success 0.250 -> 0.750"]

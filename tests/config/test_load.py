@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollart_hpc.config import packaged
+from rollart_hpc.config.load import load, load_all, load_site
+from rollart_hpc.config.resolved import read_resolved, write_resolved
+from rollart_hpc.errors import ConfigError, SiteError, UserError
+
+Write = Callable[[str, str], Path]
+RUN = "tasks: {lake: {file: tasks/lake.yaml}}\n"
+
+
+def problems(run: str | Path, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(run, overrides)
+    return caught.value.problems
+
+
+def test_task_file_run_file_and_overrides_are_merged_in_this_order(write: Write) -> None:
+    run = write("mine.yaml", "steps: 3\ntasks: {lake: {file: tasks/lake.yaml, max_turns: 7, params: {size: 8}}}\n")
+    config = load(run, ["steps=4", "tasks.lake.params.slippery=true", "flow.alpha=0", "trainer.lr=1e-4"])
+    lake = config.tasks["lake"]
+    assert (config.name, config.steps, config.flow.alpha, config.trainer.lr) == ("mine", 4, 0, 1e-4)
+    assert (lake.name, lake.max_turns, lake.affinity) == ("lake", 7, "compute")
+    assert lake.params == {"size": 8, "slippery": True}
+
+
+def test_the_same_task_file_may_serve_two_tasks(write: Write) -> None:
+    run = write("r.yaml", "tasks: {a: {file: tasks/lake.yaml}, b: {file: tasks/lake.yaml, weight: 2}}\n")
+    config = load(run)
+    assert {name: (task.name, task.weight) for name, task in config.tasks.items()} == {"a": ("a", 1.0), "b": ("b", 2.0)}
+
+
+def test_paths_are_relative_to_the_file_they_stand_in(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write("r.yaml", RUN)
+    elsewhere = tmp_path / "else where"
+    elsewhere.mkdir()
+    (elsewhere / "own.py").write_text("class Own: ...")
+    monkeypatch.chdir(elsewhere)
+    assert load(run).tasks["lake"].environment == f"{tmp_path}/tasks/envs/lake.py:Lake"
+    config = load(run, ["tasks.lake.environment=own.py:Own"])
+    assert config.tasks["lake"].environment == f"{elsewhere}/own.py:Own"
+
+
+def test_interpolation(write: Write) -> None:
+    run = write("r.yaml", "seed: 5\nsteps: ${seed}\ntasks: {lake: {file: tasks/lake.yaml, max_turns: '${seed}'}}\n")
+    config = load(run)
+    assert (config.steps, config.tasks["lake"].max_turns) == (5, 5)
+
+
+def test_every_problem_of_every_source_is_reported_at_once(write: Write) -> None:
+    run = write("r.yaml", RUN.replace("}}", "}, gone: {}, odd: 3}") + "stesp: 3\nseed: ${nothing}\n")
+    found = problems(run, "flow.alpha=-1", "mode", "tasks.lake.weight=heavy", "model.kind=tinny")
+    text = "\n".join(found)
+    for expected in (
+        "mode: not of the form key=value",
+        "tasks.gone: there is no task file named 'gone'",
+        "tasks.odd: 3 is not a section",
+        "seed: '${nothing}' can't be resolved",
+        "stesp: unknown key (value 3); did you mean steps?",
+        "flow.alpha: -1 is too small",
+        "tasks.lake.weight: 'heavy' is text, expected a number",
+        "model.kind: 'tinny' is not a choice; did you mean tiny?",
+    ):
+        assert expected in text
+    assert len(found) == 8
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("tasks.lake.weight=0", "every weight is 0"),
+        ("tasks.lake.max_response_tokens=2000", "tasks.lake.max_response_tokens: 2000 leaves no room"),
+        ("tasks.lake.environment=nonsense", "tasks.lake.environment: 'nonsense' is not of the form"),
+        ("tasks.lake.environment=gone.py:Env", "there is no file"),
+        ("model.kind=directory", "model.path: empty"),
+        ("name=a/b", "name: 'a/b' can't be part of a file name"),
+        ("timeouts.silence_s=1", "timeouts.silence_s: 1 would take one late heartbeat"),
+    ],
+)
+def test_rules_between_keys(write: Write, override: str, expected: str) -> None:
+    assert expected in "\n".join(problems(write("r.yaml", RUN), override))
+
+
+def test_more_rules_between_keys(write: Write, tmp_path: Path) -> None:
+    run = write("r.yaml", RUN)
+    found = problems(
+        run, "deterministic=true", "flow.redundancy=1", "pools.compute.engines=0", "pools.bandwidth.engines=0"
+    )
+    assert "deterministic: true needs 0" in found[0] and "pools: no engines" in found[1]
+    (tmp_path / "model").mkdir()
+    found = problems(run, "model.kind=directory", f"model.path={tmp_path}/model")
+    assert "it has no config.json and no tokenizer.json" in found[0]
+
+
+def test_a_run_without_tasks_is_no_run(write: Write) -> None:
+    assert "tasks: none" in problems(write("r.yaml", "steps: 1\n"))[0]
+
+
+def test_odd_but_legal_things_are_warnings(write: Write) -> None:
+    run = write("r.yaml", RUN)
+    overrides = ["mode=sync", "flow.alpha=2", "pools.bandwidth.engines=1", "reward.workers=0"]
+    warnings = "\n".join(load_all(run, overrides).warnings)
+    assert "flow.alpha: 2 has no effect, mode sync means alpha = 0" in warnings
+    assert "tasks.lake.affinity: pool compute has no engines" in warnings
+    assert "reward.workers: 0" in warnings
+    assert load_all(run, ["mode=sync"]).warnings == []
+
+
+def test_site_defaults_lie_below_the_run_file(write: Write) -> None:
+    run = write("r.yaml", RUN + "steps: 3\n")
+    site = write("s.yaml", "launcher: local\ndefaults: {steps: 1, seed: 9}\n")
+    config = load(run, site=site)
+    assert (config.steps, config.seed, config.site) == (3, 9, str(site))
+
+
+def test_a_bad_site_file(write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"launcher: 'ray' is not a choice"):
+        load_site(write("s.yaml", "launcher: ray\n"))
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1\n", "steps: 1\nsteps: 2\n", "\x00"])
+def test_a_file_that_is_no_run_file(write: Write, text: str) -> None:
+    with pytest.raises(UserError):
+        load(write("r.yaml", text))
+
+
+def test_missing_files() -> None:
+    with pytest.raises(UserError, match="did you mean quickstart"):
+        load("quickstrat")
+    with pytest.raises(UserError, match=r"there is no run file .*/gone.yaml"):
+        load("./gone.yaml")
+
+
+def test_packaged_files_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "quickstart" in packaged.names("runs")
+    assert packaged.find("runs", "quickstart").is_file()
+    assert load_site("local").host == "127.0.0.1"
+
+
+@pytest.mark.parametrize("name", packaged.names("runs"))
+def test_packaged_runs_are_good(name: str) -> None:
+    assert load_all(name).warnings == []
+
+
+def test_the_resolved_file_is_all_that_is_needed(write: Write, tmp_path: Path) -> None:
+    config = load(write("r.yaml", RUN), ["tasks.lake.params.note='1e-3'", "trainer.lr=1e-3"])
+    path = tmp_path / "config.yaml"
+    write_resolved(path, config)
+    assert read_resolved(path) == config
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_damaged_resolved_file_is_the_machines_fault(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    for text in ("a: [", "steps: many\n"):
+        path.write_text(text)
+        with pytest.raises(SiteError, match="is damaged"):
+            read_resolved(path)
+    with pytest.raises(UserError, match="not a run directory"):
+        read_resolved(tmp_path / "gone" / "config.yaml")

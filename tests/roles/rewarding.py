@@ -1,0 +1,28 @@
+"""Reward functions for tests, good and bad."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any
+
+from rollart_hpc.rewards.contract import Score, Transcript
+
+
+def length(transcript: Transcript, scale: float = 1.0, **params: Any) -> Score:
+    deed = transcript.outcome.get("deed", "")
+    if deed == "raise":
+        raise RuntimeError("told to")
+    if deed == "sleep":
+        time.sleep(3600)
+    if deed == "spin":
+        while True:
+            pass
+    if deed == "stuck":
+        ctypes.PyDLL(None).sleep(3600)  # holds the interpreter: nothing but the end of the process helps
+    if deed == "nan":
+        return Score(float("nan"), False)
+    if deed == "none":
+        return None  # type: ignore[return-value]
+    answers = [answer for _, answer in transcript.turns]
+    return Score(scale * sum(map(len, answers)), transcript.task == "good")
