@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 
 from rollart_hpc.cli.report import write_report
@@ -14,6 +15,9 @@ from rollart_hpc.errors import RollartError
 from rollart_hpc.files import read_json
 from rollart_hpc.launch.local import resume_run, start_run
 from rollart_hpc.launch.supervisor import Outcome
+
+# The supervisor's own link may complain when the run ends; what matters is told by exit codes.
+logging.getLogger("rollart_hpc").addHandler(logging.NullHandler())
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
+import signal
+import sys
 
 PARENT_VARIABLE = "ROLLART_PARENT_PID"  # the process ends with this parent
 
@@ -12,3 +16,15 @@ EXIT_DRAINED = 5  # the run was asked to end before its last step; it can be res
 LOG_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s {name}: %(message)s"
 LOG_TIME_FORMAT = "%m-%d %H:%M:%S"
 LOG_LINE = re.compile(r"(?P<time>\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (?P<level>[A-Z]+) (?P<name>[^ ]+): (?P<text>.*)")
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process when its supervisor dies. Without a supervisor (`join`) it lives by itself."""
+    parent = os.environ.pop(PARENT_VARIABLE, "")
+    if not parent:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(parent):  # it died before the line above
+        sys.exit(EXIT_LINK_LOST)

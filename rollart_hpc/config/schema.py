@@ -69,20 +69,22 @@ class TaskConfig:
     max_response_tokens: int = key(64, "sampled tokens of a turn at most", low=1)
     max_tokens: int = key(1024, "tokens of a trajectory at most", low=2)
     isolation: str = key(
-        "process", "where an environment runs: its own process, or a thread of the worker", choices=("process", "shared")
+        "process",
+        "where an environment runs: its own process, or a thread of the worker",
+        choices=("process", "shared"),
     )
     reset_timeout_s: float = key(60.0, "a reset that takes longer is ended", low=0.01)
     turn_timeout_s: float = key(60.0, "a turn that takes longer is ended", low=0.01)
-    group_filter: str = key(
-        "none", "which complete groups are rejected", choices=("none", "same_reward")
-    )
+    group_filter: str = key("none", "which complete groups are rejected", choices=("none", "same_reward"))
     trouble: Trouble = part(Trouble, "injected trouble")
 
 
 @dataclass
 class ModelConfig:
     kind: str = key(
-        "tiny", "tiny: the run makes a base model itself; directory: a Hugging Face directory", choices=("tiny", "directory")
+        "tiny",
+        "tiny: the run makes a base model itself; directory: a Hugging Face directory",
+        choices=("tiny", "directory"),
     )
     path: str = key("", "directory of the model, with kind=directory")
 
@@ -91,12 +93,16 @@ class ModelConfig:
 class FlowSettings:
     """How trajectories become batches."""
 
-    alpha: int = key(1, "staleness bound: a step n trains on versions >= n - alpha (0 in sync modes, 1 in one_off)", low=0)
+    alpha: int = key(
+        1, "staleness bound: a step n trains on versions >= n - alpha (0 in sync modes, 1 in one_off)", low=0
+    )
     groups_per_step: int = key(16, "groups in a batch", low=1)
     group_size: int = key(8, "trajectories of a group that count", low=1)
     redundancy: int = key(0, "trajectories started beyond group_size; the surplus is cancelled", low=0)
     redundant_groups: int = key(0, "groups started beyond what a step needs", low=0)
-    streaming: bool = key(True, "send complete groups to the trainer as they arrive (modes with alpha > 0, and rollart)")
+    streaming: bool = key(
+        True, "send complete groups to the trainer as they arrive (modes with alpha > 0, and rollart)"
+    )
     quarantine_after: int = key(8, "a task is set aside after so many failures or dropped groups in a row", low=1)
     temperature: float = key(1.0, "sampling temperature in training", low=0.01)
 
@@ -128,7 +134,9 @@ class TrainerConfig:
     ranks: int = key(1, "data-parallel processes", low=1)
     lr: float = key(1e-3, "learning rate", low=0)
     warmup_steps: int = key(0, "linear warm-up", low=0)
-    schedule: str = key("constant", "learning rate after warm-up, over `steps`", choices=("constant", "linear", "cosine"))
+    schedule: str = key(
+        "constant", "learning rate after warm-up, over `steps`", choices=("constant", "linear", "cosine")
+    )
     min_lr_ratio: float = key(0.1, "where a decaying schedule ends, relative to lr", low=0, high=1)
     weight_decay: float = key(0.0, "AdamW", low=0)
     beta1: float = key(0.9, "AdamW", low=0, high=1)
@@ -174,7 +182,11 @@ class RewardConfig:
 
 @dataclass
 class WeightsConfig:
-    transport: str = key("staged", "staged: through relays while engines generate; direct: collective into engines", choices=("staged", "direct"))
+    transport: str = key(
+        "staged",
+        "staged: through relays while engines generate; direct: collective into engines",
+        choices=("staged", "direct"),
+    )
     bucket_bytes: int = key(1 << 30, "size of a bucket", low=1024)
     deadline_s: float = key(60.0, "a bucket that takes longer breaks the collective", low=0.1)
 

@@ -195,6 +195,9 @@ class Core:
         installed = engine.installed
         if installed is None or installed.attempt != self.attempt or engine.installing is not None:
             return False
+        validation = self.validator.running
+        if validation is not None and not trajectory.is_training and not trajectory.engine:
+            return installed.version >= validation.version
         if not self.policy.install_idle:
             return installed.version >= self.version - self.policy.alpha
         has_begun_here = trajectory.engine == engine.name

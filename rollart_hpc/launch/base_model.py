@@ -16,10 +16,17 @@ from rollart_hpc.files import FILE_MODE, disk_errors, point
 from rollart_hpc.launch.command import environment, python
 from rollart_hpc.launch.failures import describe, last_error, quoted_tail
 
-_MADE_BY = "rollart_hpc.trainers.base_model"
+SAY_EVERY_S = 5.0
+# It ends with this process, whatever ends this process.
+_MAKE = (
+    "import runpy; from rollart_hpc.config.process import end_with_parent; end_with_parent();"
+    "runpy.run_module('rollart_hpc.trainers.base_model', run_name='__main__', alter_sys=True)"
+)
+
+Say = Callable[[str], None]
 
 
-def prepare_model(run: RunDir, config: RunConfig, say: Callable[[str], None]) -> None:
+def prepare_model(run: RunDir, config: RunConfig, say: Say) -> None:
     if run.model.is_dir():
         return  # a resumed run
     if config.model.kind == "directory":
@@ -27,21 +34,39 @@ def prepare_model(run: RunDir, config: RunConfig, say: Callable[[str], None]) ->
         return
     say("making the base model")
     began_s = time.monotonic()
-    _make_tiny(run)
+    _make_tiny(run, say)
     say(f"base model made in {time.monotonic() - began_s:.0f} s")
 
 
-def _make_tiny(run: RunDir) -> None:
+def _make_tiny(run: RunDir, say: Say) -> None:
     log = run.path / "base_model.log"
     with disk_errors(log):
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, FILE_MODE)
     try:
-        # Its threads are its own business: nothing else of the run is alive yet.
-        variables = environment(os.cpu_count() or 1) | {PARENT_VARIABLE: str(os.getpid())}
-        command = python("-m", _MADE_BY, "--run-dir", str(run.path))
-        code = subprocess.call(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=variables)
+        code = _run(python("-u", "-c", _MAKE, "--run-dir", str(run.path)), output, say)
     finally:
         os.close(output)
     if code != 0 or not run.model.is_dir():
         said = last_error(log) or quoted_tail(log)
         raise SiteError(f"the base model could not be made ({describe(code)}): {said}", f"its log: {log}")
+
+
+def _run(command: list[str], log: int, say: Say) -> int:
+    """What it prints goes to the log and, now and then, to the user."""
+    # Its threads are its own business: nothing else of the run is alive yet.
+    variables = environment(os.cpu_count() or 1) | {PARENT_VARIABLE: str(os.getpid())}
+    said_s = time.monotonic()
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=variables, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                os.write(log, line.encode())
+                if time.monotonic() - said_s >= SAY_EVERY_S:
+                    said_s = time.monotonic()
+                    say(f"  {line.strip()}")
+        except BaseException:  # Ctrl-C
+            process.kill()
+            raise
+    return process.returncode

@@ -175,7 +175,7 @@ class Supervisor:
             return  # ended by us in this very turn
         code = self._crew.take_out(child).reap()
         self._crew.write()
-        self._note(f"{child.name} ended: {failures.describe(code)}")
+        self._note(f"{child.name} ended: {failures.describe(code)}", is_news=code != 0)
         if child.name == CONTROLLER:
             self._controller_ended(child, code)
         else:
@@ -207,6 +207,7 @@ class Supervisor:
     def _start_again(self, child: Child, code: int) -> None:
         delay_s = self._roles.next_delay_s(child.name, time.monotonic() - child.started_s)
         if delay_s is not None:
+            self._note(f"{child.name} is started again in {delay_s:g} s")
             self._after(delay_s, partial(self._crew.start, child.proc))
         elif child.proc.role == "relay" or not self._crew.of(child.proc.role):
             raise failures.gave_up(child, code, f"restarts.per_role = {self._config.restarts.per_role}", self._run)
@@ -288,10 +289,11 @@ class Supervisor:
         if self._link is not None:
             self._link.send(message)
 
-    def _note(self, text: str) -> None:
+    def _note(self, text: str, is_news: bool = True) -> None:
         with suppress(RollartError):  # the disk may be full; the screen is not
             append_line(self._run.log(self._crew.attempt, "supervisor"), failures.log_line("supervisor", text))
-        self._screen.say(text)
+        if is_news:
+            self._screen.say(text)
 
     def _origin(self) -> str:
         newest = self._run.newest_checkpoint()

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from rollart_hpc.errors import SiteError
+from rollart_hpc.files import write_atomic
 from rollart_hpc.types import Frame
 from rollart_hpc.wire.messages import Chunk, ChunkItem, Ended, Generated, TurnWanted, decode, encode
 
@@ -34,7 +35,7 @@ class Payloads:
         """Write what buffered trajectories need: one list of byte strings each, header first."""
         kept = [self.ended[name] for name in trajectories]
         content = msgspec.msgpack.encode([[encode(ended), *map(bytes, frames)] for ended, frames in kept])
-        path.write_bytes(content)
+        write_atomic(path, content)
 
     def load(self, path: Path) -> None:
         try:

@@ -13,6 +13,7 @@ from rollart_hpc.wire.messages import Stop, WhoAreYou
 
 if TYPE_CHECKING:
     from rollart_hpc.weights.relay import Relay
+    from rollart_hpc.weights.store import NodeStore
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +34,17 @@ def main(start: Start) -> None:
             _serve(link, relay, tracer)
         finally:
             link.close()
-            if store.is_owned_by(start.incarnation):  # else a newer relay of this node lives on it
-                store.remove()
-            relay.close()
+            _leave(relay, store, start.incarnation)
+
+
+def _leave(relay: Relay, store: NodeStore, incarnation: str) -> None:
+    """Free the memory at once, and again what a transfer in flight put there before it ended."""
+    is_mine = store.is_owned_by(incarnation)  # else a newer relay of this node lives on it
+    if is_mine:
+        store.remove()
+    relay.close()
+    if is_mine:
+        store.remove()
 
 
 def _serve(link: Link, relay: Relay, tracer: Tracer) -> None:

@@ -14,7 +14,6 @@ Knows nothing of what a role does.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import faulthandler
 import logging
 import os
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rollart_hpc import __version__
-from rollart_hpc.config.process import EXIT_LINK_LOST, LOG_FORMAT, LOG_TIME_FORMAT, PARENT_VARIABLE
+from rollart_hpc.config.process import EXIT_LINK_LOST, LOG_FORMAT, LOG_TIME_FORMAT, end_with_parent
 from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
@@ -39,7 +38,6 @@ from rollart_hpc.types import Role
 if TYPE_CHECKING:
     from rollart_hpc.wire.link import Link
 
-_PR_SET_PDEATHSIG = 1
 
 log = logging.getLogger("rollart_hpc.start")
 
@@ -69,7 +67,7 @@ def parse(role: Role, arguments: list[str] | None = None) -> Start:
     _log_to_stderr(args.name)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    _die_with_parent()
+    end_with_parent()
     run = RunDir(args.run_dir)
     return Start(
         role=role,
@@ -107,16 +105,6 @@ def _parser(role: Role) -> argparse.ArgumentParser:
 def _log_to_stderr(name: str) -> None:
     form = LOG_FORMAT.format(name=name)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form, datefmt=LOG_TIME_FORMAT, force=True)
-
-
-def _die_with_parent() -> None:
-    """Have the kernel end this process when the supervisor dies. Without a supervisor (`join`) it lives by itself."""
-    parent = os.environ.pop(PARENT_VARIABLE, "")
-    if not parent:
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(parent):  # it died before the line above
-        sys.exit(EXIT_LINK_LOST)
 
 
 def find_address(start: Start) -> str:

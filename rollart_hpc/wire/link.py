@@ -259,7 +259,9 @@ class Link:
 
     def _say_hello(self) -> None:
         self._hello_waits = True
-        self._put([messages.encode(self._hello)])
+        hello = messages.encode(self._hello)
+        if not self._put([hello]):
+            self._outbox.appendleft([hello])
 
     def _welcome(self, message: Welcome) -> None:
         self._hello_waits = False

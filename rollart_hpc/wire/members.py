@@ -24,6 +24,9 @@ from rollart_hpc.wire.messages import Bye, Exited, Heartbeat, HeartbeatAck, Hell
 ROLES = frozenset(get_args(Role)) - {"controller"}
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 INCARNATION = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+# Workers bear with a silent controller for longer than it bears with them: a controller that stands still for a moment
+# (a slow disk) must find its workers again, and one that is dead is noticed by the supervisor long before.
+PATIENCE = 3
 
 
 class Router(Protocol):
@@ -112,7 +115,7 @@ class Members:
         self._router.admit(name, hello.incarnation)
         self._hellos[name] = hello
         self._heard_s[name] = self._clock()
-        self._router.send(name, Welcome(self._heartbeat_s, self._silence_s, self._clock()))
+        self._router.send(name, Welcome(self._heartbeat_s, PATIENCE * self._silence_s, self._clock()))
         return [*events, Joined(hello)]
 
     def _problem(self, hello: Hello) -> str:

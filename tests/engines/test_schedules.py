@@ -78,7 +78,7 @@ def check_rows(engine) -> None:
     assert np.all(rows.cached <= rows.tokens)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schedule=schedules, size=sizes)
 def test_random_schedules(qwen, drive, ids, schedule, size):
     play = Play(drive(qwen, max_len=120, **size), ids)

@@ -255,6 +255,25 @@ def test_killed_worker_leaves_nothing_running(tmp_path: Path) -> None:
         scripted.close()
 
 
+def test_replaced_worker_ends_itself_and_its_environments(tmp_path: Path) -> None:
+    scripted = Scripted(tmp_path / "run", RunConfig(tasks=tasks()))
+    try:
+        make_model_dir(scripted.run.model)
+        old = scripted.start("env")
+        scripted.send(play("a"))
+        text = Renderer(scripted.run.model).decode(ints(scripted.expect(TurnWanted)[1][0]))
+        incarnation = scripted.members.alive["worker-0"].incarnation
+        scripted.start("env")  # the same name
+        while scripted.members.alive["worker-0"].incarnation == incarnation:
+            scripted.idle(0.1)
+        assert old.wait(20) == 4
+        wait_until_dead([int(text.split("pid ")[1].split()[0])])
+        scripted.send(play("a", issue=2))
+        assert scripted.expect(TurnWanted)[0].issue == 2
+    finally:
+        scripted.close()
+
+
 def test_template_that_rewrites_history_gives_several_samples(tmp_path: Path) -> None:
     scripted = Scripted(tmp_path / "run", RunConfig(tasks=tasks()))
     try:

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rollart_hpc.wire.members import Joined, Lost, Members
+from rollart_hpc.wire.members import PATIENCE, Joined, Lost, Members
 from rollart_hpc.wire.messages import (
     Bye,
     Exited,
@@ -61,7 +61,7 @@ def test_hello_joins_and_is_welcomed() -> None:
     members, router, clock = make()
     hello = make_hello()
     assert members.handle("env-0", hello) == [Joined(hello)]
-    assert router.sent == [("env-0", Welcome(1, SILENCE_S, clock.now))]
+    assert router.sent == [("env-0", Welcome(1, PATIENCE * SILENCE_S, clock.now))]
     assert members.alive == {"env-0": hello} and router.routes == {"env-0": hello.incarnation}
 
 
@@ -208,4 +208,4 @@ class MembersMachine(RuleBasedStateMachine):
 
 
 TestMembersMachine = MembersMachine.TestCase
-TestMembersMachine.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestMembersMachine.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
