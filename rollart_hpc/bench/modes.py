@@ -6,20 +6,20 @@ the machine hits all alike) and the time per optimizer step is compared, start-u
 
 from __future__ import annotations
 
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from rollart_hpc.config.schema import MODES
 from rollart_hpc.errors import SiteError
+from rollart_hpc.observe import metrics
 
 RUN = "bench-modes"
 
@@ -30,7 +30,6 @@ class Row:
 
     std_s: float
     step_s: dict[str, float]
-    trained_per_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def speedup_over_sync(self) -> dict[str, float]:
@@ -50,23 +49,32 @@ class Row:
         }
 
 
-def bench_modes(
-    mean_s: float, stds_s: list[float], steps: int, repeats: int, say: Callable[[str], None], keep: Path | None = None
-) -> list[Row]:
+@dataclass(frozen=True)
+class Settings:
+    mean_s: float = 0.3
+    stds_s: tuple[float, ...] = (0.03, 0.15, 0.3)
+    steps: int = 6
+    repeats: int = 1
+
+
+def bench_modes(settings: Settings, say: Callable[[str], None]) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="rollart-bench-") as scratch:
-        root = keep or Path(scratch)
-        root.mkdir(parents=True, exist_ok=True)
+        root = Path(scratch)
         model = _make_model(root, say)
-        rows = []
-        for std_s in stds_s:
-            seconds: defaultdict[str, list[float]] = defaultdict(list)
-            for repeat in range(repeats):
-                for mode in MODES:
-                    run_dir = root / f"{mode}-{std_s:g}-{repeat}"
-                    seconds[mode].append(_time_run(run_dir, mode, mean_s, std_s, steps, repeat, model))
-                    say(f"  N({mean_s:g}, {std_s:g}) s  {mode:<10} {seconds[mode][-1]:7.2f} s per step")
-            rows.append(Row(std_s, {mode: statistics.median(values) for mode, values in seconds.items()}))
-        return rows
+        return [_bench_spread(settings, std_s, root, model, say) for std_s in settings.stds_s]
+
+
+def _bench_spread(settings: Settings, std_s: float, root: Path, model: Path, say: Callable[[str], None]) -> Row:
+    seconds: defaultdict[str, list[float]] = defaultdict(list)
+    for repeat in range(settings.repeats):
+        for mode in MODES:
+            run_dir = root / f"{mode}-{std_s:g}-{repeat}"
+            overrides = [f"mode={mode}", f"steps={settings.steps}", f"seed={repeat}"]
+            overrides += ["model.kind=directory", f"model.path={model}", *_latency(settings.mean_s, std_s)]
+            _run(run_dir, overrides)
+            seconds[mode].append(_step_s(run_dir))
+            say(f"  N({settings.mean_s:g}, {std_s:g}) s  {mode:<10} {seconds[mode][-1]:7.2f} s per step")
+    return Row(std_s, {mode: statistics.median(values) for mode, values in seconds.items()})
 
 
 def _make_model(root: Path, say: Callable[[str], None]) -> Path:
@@ -76,16 +84,16 @@ def _make_model(root: Path, say: Callable[[str], None]) -> Path:
     return root / "model-maker" / "model"
 
 
-def _time_run(run_dir: Path, mode: str, mean_s: float, std_s: float, steps: int, seed: int, model: Path) -> float:
-    latency = [
+def _latency(mean_s: float, std_s: float) -> list[str]:
+    return [
         f"tasks.{task}.trouble.turn_latency.{key}={value}"
         for task in ("frozenlake", "series")
         for key, value in (("mean_s", mean_s), ("std_s", std_s))
     ]
-    base = ["model.kind=directory", f"model.path={model}"]
-    _run(run_dir, [f"mode={mode}", f"steps={steps}", f"seed={seed}", *latency, *base])
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    times = [line["time_s"] for line in lines if line["kind"] == "step"]
+
+
+def _step_s(run_dir: Path) -> float:
+    times = [line["time_s"] for line in metrics.of_kind(metrics.read(run_dir / "metrics.jsonl"), "step")]
     return float((times[-1] - times[0]) / (len(times) - 1))
 
 
@@ -106,6 +114,6 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def as_json(mean_s: float, rows: list[Row]) -> str:
-    content = {"bench": "modes", "mean_s": mean_s, "rows": [row.as_dict() for row in rows]}
+def as_json(settings: Settings, rows: list[Row]) -> str:
+    content = {"bench": "modes", "mean_s": settings.mean_s, "rows": [row.as_dict() for row in rows]}
     return msgspec.json.format(msgspec.json.encode(content)).decode()

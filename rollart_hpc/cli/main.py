@@ -36,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_run_commands(commands)
     _add_run_dir_commands(commands)
+    _add_bench_commands(commands)
     return parser
 
 
@@ -68,6 +69,17 @@ def _add_run_dir_commands(commands: argparse._SubParsersAction[argparse.Argument
     join.add_argument("--pool", default="", help="hardware class of an engine: compute or bandwidth")
     report = _add(commands, "report", "rollart_hpc.cli.report:report", "write report.html and trace.json again")
     report.add_argument("run_dir", metavar="RUN_DIR")
+
+
+def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    bench = commands.add_parser("bench", help="measure on this machine, as ratios", description="Benchmarks.")
+    kinds = bench.add_subparsers(dest="bench", metavar="WHAT", required=True)
+    modes = _add(kinds, "modes", "rollart_hpc.cli.bench:modes", "the five modes under injected environment latency")
+    modes.add_argument("--mean", type=float, default=0.3, help="mean turn latency in seconds")
+    modes.add_argument("--std", type=float, nargs="+", default=[0.03, 0.15, 0.3], help="spreads to compare, in seconds")
+    modes.add_argument("--steps", type=int, default=6, help="optimizer steps of each run, at least 2")
+    modes.add_argument("--repeats", type=int, default=1, help="runs of each mode and spread")
+    modes.add_argument("--json", action="store_true", help="machine-readable")
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:

@@ -52,6 +52,9 @@ class KvCache:
             return keys[rows], values[rows]
         return keys.index_select(0, rows), values.index_select(0, rows)
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        self.data[:, :, target, :, :length] = self.data[:, :, source, :, :length]
+
     def exchange(self, a: int, b: int, length_a: int, length_b: int) -> None:
         """Swap what two rows hold, so many positions each."""
         if length_a < length_b:

@@ -10,7 +10,7 @@ decodes, a prompt's new tokens, or everything after an install. Knows nothing of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from rollart_hpc.engines.contract import Counters
 from rollart_hpc.engines.kv import KvCache
 from rollart_hpc.types import TokenRecord
 from rollart_hpc.wire.prefix import prefix_hash
+
+MIN_SHARED_TOKENS = 16  # below this, prefilling again is as cheap as copying
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +31,18 @@ class Held:
     row: int
     live: Any = None
     last_used: int = 0
+
+
+class Donor(NamedTuple):
+    """A row whose beginning a new trajectory can copy: siblings of a group and tasks have long prompts in common."""
+
+    held: Held | None
+    num_tokens: int  # that can be copied now
+    num_coming: int  # that can be once the rows that run have been prefilled
+
+    @property
+    def is_worth_waiting_for(self) -> bool:
+        return self.num_coming - self.num_tokens >= MIN_SHARED_TOKENS
 
 
 class Rows:
@@ -90,6 +104,26 @@ class Rows:
         held = self.held[row] = self._by_trajectory[trajectory] = Held(trajectory, row)
         self.tokens[row] = self.cached[row] = 0
         return held
+
+    def donor(self, ids: NDArray[np.int32], num_running: int) -> Donor:
+        """Who begins like `ids`? The last token is left out, because it must be run."""
+        size = len(ids) - 1
+        if size < MIN_SHARED_TOKENS:
+            return Donor(None, 0, 0)
+        same = self.ids[:, :size] == ids[:size]
+        common = np.minimum(np.where(same.all(axis=1), size, same.argmin(axis=1)), self.tokens)
+        usable = np.minimum(common, self.cached)
+        best = int(usable.argmax())
+        return Donor(self.held[best], int(usable[best]), int(common[:num_running].max(initial=0)))
+
+    def share(self, donor: Donor, held: Held) -> None:
+        """Begin the new row with a copy of the donor's tokens and KV, unless there is little of it or it was evicted."""
+        if donor.held is None or self.get(donor.held.trajectory) is not donor.held:
+            return
+        if donor.num_tokens >= MIN_SHARED_TOKENS:
+            self.cache.copy(donor.held.row, held.row, donor.num_tokens)
+            self.ids[held.row, : donor.num_tokens] = self.ids[donor.held.row, : donor.num_tokens]
+            self.tokens[held.row] = self.cached[held.row] = donor.num_tokens
 
     def touch(self, held: Held) -> None:
         self._uses += 1

@@ -11,7 +11,7 @@ Rows lie in this order, so that every part of a batch is a slice:
     [ decoding: one token each | prefilling: more than one | idle and free rows, in any order ]
     0                          num_decoding                num_running
 
-Owns the scheduling; rows and eviction are `rows.Rows`, attention is `attention`, loading is `model`.
+Owns the scheduling. Rows and what is kept in them are `rows`, the model and its device are `runner`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,10 +30,8 @@ from numpy.typing import NDArray
 from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.engines.attention import make_plan
 from rollart_hpc.engines.contract import Counters, Finish, Finished, Request
-from rollart_hpc.engines.kv import KvCache, KvShape
-from rollart_hpc.engines.model import Weights, end_ids, load_architecture
 from rollart_hpc.engines.rows import Held, Rows
-from rollart_hpc.engines.sampling import sample
+from rollart_hpc.engines.runner import Runner
 from rollart_hpc.types import TokenRecord, WeightsId
 
 log = logging.getLogger(__name__)
@@ -56,21 +53,13 @@ class TorchEngine:
         self, model_dir: Path, config: EngineConfig, max_len: int, *, deterministic: bool = False, seed: int = 0
     ) -> None:
         """`max_len`: tokens of a trajectory at most. Deterministic: one request per forward, no KV of earlier turns."""
-        torch.set_num_threads(config.threads)
-        self.device = torch.device(pick_device(config.device))
-        dtype = getattr(torch, config.dtype)
-        self.model: Any = load_architecture(model_dir, self.device, dtype)
-        shape = KvShape.of(self.model.config, config.kv_slots, max_len)
+        self.runner = Runner(model_dir, config, seed)
         self.counters = Counters()
-        self.rows = Rows(KvCache(shape, self.device, dtype), self.counters)
+        self.rows = Rows(self.runner.make_cache(config.kv_slots, max_len), self.counters)
         self.weights_id: WeightsId | None = None
-        self._weights = Weights(self.model)
-        self._is_end = np.zeros(self.model.config.vocab_size, np.bool_)
-        self._is_end[end_ids(model_dir)] = True
         self._deterministic = deterministic
         self._max_running = 1 if deterministic else min(config.max_running, config.kv_slots)
         self._max_prefill = config.max_prefill_tokens
-        self._generator = torch.Generator(self.device).manual_seed(seed)
         self._waiting: deque[Live] = deque()
         self._live: dict[int, Live] = {}
         self._ended: list[Finished] = []
@@ -103,7 +92,7 @@ class TorchEngine:
     def _is_possible(self, request: Request, keep: int) -> bool:
         """False: there is no room for a token or nothing to go on from. The turn then ends empty, as data."""
         ids, num_tokens = request.new_ids, keep + len(request.new_ids)
-        is_known = not len(ids) or (ids.min() >= 0 and ids.max() < len(self._is_end))
+        is_known = not len(ids) or (ids.min() >= 0 and ids.max() < len(self.runner.is_end))
         if not is_known:
             log.error("request %d of %s has ids outside the vocabulary", request.request, request.trajectory)
         return bool(is_known) and 0 < num_tokens < self.rows.max_len and request.max_new_tokens > 0
@@ -147,7 +136,7 @@ class TorchEngine:
         self.weights_id = None
         self.rows.invalidate()
         self.num_decoding = 0
-        self._weights.install(named)
+        self.runner.install(named)
         self.weights_id = weights_id
 
     def resume(self) -> None:
@@ -171,7 +160,7 @@ class TorchEngine:
         while self._waiting and self.num_running < self._max_running and backlog < self._max_prefill:
             live = self._waiting.popleft()
             if not self._give_row(live):
-                passed.append(live)  # every row has a request: those that hold one go first
+                passed.append(live)
                 continue
             held = live.held
             assert held is not None
@@ -180,12 +169,19 @@ class TorchEngine:
         self._waiting.extendleft(reversed(passed))
 
     def _give_row(self, live: Live) -> bool:
-        if live.held is None:
-            live.held = self.rows.take(live.request.trajectory, preferred=self.num_running)
-            if live.held is None:
-                return False
-            live.held.live = live
-            self.rows.extend(live.held, 0, live.request.new_ids)
+        """False: not now, because all rows have requests, or because a prompt with the same beginning is under way."""
+        if live.held is not None:
+            return True
+        ids = live.request.new_ids
+        donor = self.rows.donor(ids, self.num_running)
+        if donor.is_worth_waiting_for:
+            return False
+        held = self.rows.take(live.request.trajectory, preferred=self.num_running)
+        if held is None:
+            return False
+        self.rows.share(donor, held)
+        self.rows.extend(held, 0, ids)
+        live.held, held.live = held, live
         return True
 
     def _start(self, live: Live, held: Held) -> None:
@@ -198,7 +194,7 @@ class TorchEngine:
         rows.prefilled[row] = 0
         if self._deterministic:
             rows.cached[row] = 0
-            self._generator.manual_seed(request.seed)
+            self.runner.seed(request.seed)
         live.admitted_s = time.monotonic()
 
     def _forward(self) -> None:
@@ -208,18 +204,14 @@ class TorchEngine:
         starts = rows.cached[:num_rows].copy()
         plan = make_plan(rows.cache, starts, counts, decoding)
         num_complete = int((starts + counts == rows.tokens[:num_rows]).sum())  # only the last one may be cut short
-        keep: int | torch.Tensor = 0
-        if num_rows > decoding:
-            keep = torch.from_numpy(np.cumsum(counts)[:num_complete] - 1).to(self.device)
-        ids = torch.from_numpy(rows.ids[plan.rows, plan.positions]).to(self.device)
-        places = plan.device_positions[None]
-        out = self.model(input_ids=ids[None], position_ids=places, use_cache=False, logits_to_keep=keep, plan=plan)
+        wanted = np.cumsum(counts)[:num_complete] - 1 if num_rows > decoding else None
+        logits = self.runner.forward(plan, rows.ids[plan.rows, plan.positions], wanted)
         rows.cached[:num_rows] += counts
         rows.prefilled[decoding:num_rows] += counts[decoding:]
         self.counters.num_forwards += 1
         self.counters.num_prefill_tokens += int(counts[decoding:].sum())
         if num_complete:
-            self._append(out.logits[0], num_complete)
+            self._append(logits, num_complete)
 
     def _share_budget(self) -> NDArray[np.int64]:
         """Tokens each row of this forward runs: one if it decodes, what the budget allows in row order if not."""
@@ -235,7 +227,7 @@ class TorchEngine:
     def _append(self, logits: torch.Tensor, num_sampled: int) -> None:
         """Sample a token for each of the first rows, and end those that are done."""
         rows, these = self.rows, np.arange(num_sampled)
-        ids, logprobs = self._sample(logits, rows.temperature[:num_sampled])
+        ids, logprobs = self.runner.sample(logits, rows.temperature[:num_sampled])
         position = rows.tokens[:num_sampled].copy()
         rows.ids[these, position] = ids
         rows.logprobs[these, position] = logprobs
@@ -244,21 +236,11 @@ class TorchEngine:
         rows.tokens[:num_sampled] += 1
         self.counters.num_decode_tokens += num_sampled
         self._note_first(num_sampled)
-        is_end = self._is_end[ids]
+        is_end = self.runner.is_end[ids]
         is_done = is_end | (position + 1 >= rows.limit[:num_sampled])
         for held, stopped in [(rows.held[i], is_end[i]) for i in np.flatnonzero(is_done)]:
             assert held is not None
             self._finish(held, "stop" if stopped else "length")
-
-    def _sample(
-        self, logits: torch.Tensor, temperature: NDArray[np.float32]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        is_greedy = temperature == 0
-        uniforms = None
-        if not is_greedy.all():
-            uniforms = torch.rand(len(logits), generator=self._generator, device=self.device, dtype=torch.float64)
-        found = sample(logits, torch.from_numpy(temperature).to(self.device), uniforms, bool(is_greedy.any()))
-        return found[0].cpu().numpy(), found[1].cpu().numpy()
 
     def _note_first(self, num_sampled: int) -> None:
         """Rows whose prefill is through decode from now on: they follow the decoding ones without a gap."""
@@ -305,9 +287,3 @@ class TorchEngine:
             hole = self.num_decoding
         self.num_running -= 1
         self.rows.exchange(hole, self.num_running)
-
-
-def pick_device(wanted: str) -> str:
-    if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return wanted

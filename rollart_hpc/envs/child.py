@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from rollart_hpc.config.objects import resolve
 from rollart_hpc.envs import talk
-from rollart_hpc.envs.load import resolve
 from rollart_hpc.envs.trouble import Troubled, is_quiet
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from typing import Union
 
 import msgspec
 
+from rollart_hpc.config.objects import resolve
 from rollart_hpc.envs.child import serve
-from rollart_hpc.envs.load import resolve
 from rollart_hpc.errors import UserError
 
 CLOSE_GRACE_S = 2.0  # for `Environment.close` when the worker is gone

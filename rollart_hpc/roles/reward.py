@@ -83,7 +83,7 @@ class Scorer:
 
         config = self._tasks[task]
         if task not in self._functions:
-            from rollart_hpc.envs.load import resolve
+            from rollart_hpc.config.objects import resolve
 
             self._functions[task] = resolve(config.reward)
         params: dict[str, Any] = dict(config.reward_params)

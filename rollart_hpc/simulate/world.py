@@ -10,6 +10,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rollart_hpc.flow import events as ev
@@ -140,7 +141,7 @@ class World:
         self.core = Core(self.policy, self.attempt, self.checkpoint)
         for member in self.members:
             member.is_alive = False
-            self.after(self.random.uniform(0.01, 0.5), lambda name=member.name: self.start(name))
+            self.after(self.random.uniform(0.01, 0.5), partial(self.start, member.name))
 
     # --- the core ----------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ def _learn_format(model: Any, tokenizer: Tokenizer, environments: list[Any], rng
 
 
 def main() -> int:
-    from rollart_hpc.envs.load import resolve
+    from rollart_hpc.config.objects import resolve
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--run-dir", required=True)

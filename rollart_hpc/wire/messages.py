@@ -91,7 +91,7 @@ class Exited(Message):
 
 
 class Drain(Message):
-    """supervisor -> controller: save a checkpoint as soon as a step ends, then stop the run (`reason`: cancelled, limit)."""
+    """supervisor -> controller: save a checkpoint, then stop the run (`reason`: cancelled, limit)."""
 
     reason: str
 
@@ -142,7 +142,7 @@ class Resend(Message):
 
 
 class Ended(Message):
-    """env worker -> controller. frames: transcript (msgpack), ids, logprobs, versions (all samples one after the other)."""
+    """env worker -> controller. frames: transcript (msgpack), then ids, logprobs, versions of all samples in a row."""
 
     trajectory: str
     issue: int

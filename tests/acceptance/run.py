@@ -1,7 +1,7 @@
 """Long trainings whose figures go into docs/results. Run by `make acceptance`; each part can be run alone:
 
-    python tests/acceptance/run.py quickstart [--seeds 0 1 2 3 4]
-    python tests/acceptance/run.py modes
+python tests/acceptance/run.py quickstart [--seeds 0 1 2 3 4]
+python tests/acceptance/run.py modes
 """
 
 from __future__ import annotations
@@ -40,14 +40,16 @@ def quickstart(seeds: list[int], keep: Path | None) -> bool:
         )
         passed += good
         scores = [f"{t[key]:.2f}" for t in tasks.values() for key in ("score_first", "score_last")]
-        rows.append([str(seed), *scores, f"{seconds:.0f} s", str(status["staleness"]["max_trained"]), "yes" if good else "no"])
+        staleness = str(status["staleness"]["max_trained"])
+        rows.append([str(seed), *scores, f"{seconds:.0f} s", staleness, "yes" if good else "no"])
         write_quickstart(list(tasks), rows)
     print(f"{passed} of {len(seeds)} seeds passed")
     return passed >= min(len(seeds), 4)
 
 
 def write_quickstart(tasks: list[str], rows: list[list[str]]) -> None:
-    head = ["seed", *(f"{task} {when}" for task in tasks for when in ("first", "last")), "whole run", "max staleness", "passed"]
+    scores = [f"{task} {when}" for task in tasks for when in ("first", "last")]
+    head = ["seed", *scores, "whole run", "max staleness", "passed"]
     lines = [
         "# Quickstart over seeds",
         "",
@@ -77,8 +79,8 @@ def modes(keep: Path | None) -> bool:
     lines = [
         "# The five modes under injected environment latency",
         "",
-        f"Speed-up over `sync` in time per step, turn latency N({json.loads(text)['mean_s']:g} s, std). Real runs of the",
-        "same code, interleaved, on 2 shared CPU cores. The last column is `sync_plus` over `sync`: trajectory-level",
+        f"Speed-up over `sync` in time per step, turn latency N({json.loads(text)['mean_s']:g} s, std). Real runs of",
+        "the same code, interleaved, on 2 shared CPU cores. The last column is `sync_plus` over `sync`: trajectory-level",
         "against batched environments. Printed by `rollart-hpc bench modes`; raw figures in `modes.json`.",
         "",
         "| std | " + " | ".join(names) + " | trajectory / batched |",

@@ -34,6 +34,8 @@ class Play:
     def turn(self, trajectory: str, size: int, max_new: int, temperature: float) -> None:
         """Takes the place of the trajectory's open request if there is one."""
         new = self.ids(len(self.temperature), size)
+        if trajectory not in self.driver.tokens:
+            new = np.concatenate([self.ids(0, 20), new])  # prompts begin alike
         request = self.driver.turn(trajectory, new, max_new, temperature)
         if request is None:
             request = self.driver.turn(trajectory, new, max_new, temperature, full=True)

@@ -81,6 +81,26 @@ def test_after_an_abort_the_turn_goes_on_with_other_tokens(qwen, drive, ids, ful
     assert driver.check(other, 0).num_prefill_tokens == 12
 
 
+@pytest.mark.parametrize("max_prefill_tokens", [25, 1000])
+def test_siblings_share_the_prefill_of_their_prompt(qwen, drive, ids, max_prefill_tokens):
+    driver = drive(qwen, max_prefill_tokens=max_prefill_tokens)
+    driver.install(0)
+    prompt = ids(1, 60)
+    for version, number in ((0, 0), (1, 0), (1, 10)):  # the rows' KV is void after an install, and shared again
+        driver.install(version) if not number else None
+        before = driver.engine.counters.num_prefill_tokens
+        names = [f"{version}-{number + i}" for i in range(5)]
+        requests = [driver.turn(name, prompt, 6, temperature=i % 2) for i, name in enumerate(names)]
+        other = driver.turn(f"other-{version}-{number}", np.concatenate([prompt[:30], ids(2, 10)]), 6, temperature=0)
+        driver.run()
+        for i, request in enumerate(requests):
+            driver.check(request, i % 2)
+        assert driver.check(other, 0).num_prefill_tokens <= 10
+        prefilled = driver.engine.counters.num_prefill_tokens - before
+        assert prefilled <= (60 if not number else 1) + 4 + 10
+        driver.engine.forget(names[1:])
+
+
 def test_prefix_missing(qwen, drive, ids):
     driver = drive(qwen)
     driver.install(1)

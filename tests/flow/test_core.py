@@ -13,7 +13,7 @@ class Scene:
 
     def __init__(self, engines=(("engine-c", "compute"), ("engine-b", "bandwidth")), env_slots=100, **policy):
         tasks = policy.pop("tasks", {"a": TaskPolicy(1.0, "compute")})
-        defaults = dict(steps=3, groups_per_step=2, group_size=2, alpha=1, direct=True)
+        defaults = {"steps": 3, "groups_per_step": 2, "group_size": 2, "alpha": 1, "direct": True}
         self.core = Core(Policy(tasks=tasks, **{**defaults, **policy}))
         self.out: list[ev.Command] = []
         self.do(ev.Joined("env", "env", capacity=env_slots), ev.Joined("reward", "reward", capacity=100))
@@ -39,7 +39,8 @@ class Scene:
 
     def turn(self, play: ev.Play, version: int = 0, turn: int = 0) -> ev.Generate:
         """From a wanted turn to the answer in the environment's hands; returns the request."""
-        (request,) = [c for c in self.do(ev.TurnWanted(play.trajectory, play.issue, turn)) if isinstance(c, ev.Generate)]
+        commands = self.do(ev.TurnWanted(play.trajectory, play.issue, turn))
+        (request,) = [c for c in commands if isinstance(c, ev.Generate)]
         self.do(ev.Generated(request.request, version, version))
         return request
 

@@ -15,19 +15,30 @@ from rollart_hpc.simulate.world import Durations, Member, World
 
 EXAMPLES = int(os.environ.get("ROLLART_FAULT_RUNS", "400"))
 MODES = {
-    "sync": dict(alpha=0, lockstep=True, rewards_last=True, abort_stale=False, install_idle=True, streaming=False),
-    "sync_plus": dict(alpha=0, abort_stale=False, install_idle=True, streaming=False),
-    "one_off": dict(alpha=1, abort_stale=False, install_idle=True, streaming=False),
-    "areal": dict(alpha=2, abort_stale=False, streaming=False),
-    "rollart": dict(alpha=1, redundancy=1),
-    "rollart_2": dict(alpha=2, redundancy=2, redundant_groups=1),
-    "rollart_0": dict(alpha=0, redundancy=1, redundant_groups=2),
-    "in_order": dict(alpha=0, in_order=True),
+    "sync": {
+        "alpha": 0,
+        "lockstep": True,
+        "rewards_last": True,
+        "abort_stale": False,
+        "install_idle": True,
+        "streaming": False,
+    },
+    "sync_plus": {"alpha": 0, "abort_stale": False, "install_idle": True, "streaming": False},
+    "one_off": {"alpha": 1, "abort_stale": False, "install_idle": True, "streaming": False},
+    "areal": {"alpha": 2, "abort_stale": False, "streaming": False},
+    "rollart": {"alpha": 1, "redundancy": 1},
+    "rollart_2": {"alpha": 2, "redundancy": 2, "redundant_groups": 1},
+    "rollart_0": {"alpha": 0, "redundancy": 1, "redundant_groups": 2},
+    "in_order": {"alpha": 0, "in_order": True},
 }
 
 
 def members(num_engines: int, num_envs: int, num_rewards: int) -> list[Member]:
-    cast = [Member("trainer-0", "trainer", "n0", capacity=1), Member("relay-n0", "relay"), Member("relay-n1", "relay", "n1")]
+    cast = [
+        Member("trainer-0", "trainer", "n0", capacity=1),
+        Member("relay-n0", "relay"),
+        Member("relay-n1", "relay", "n1"),
+    ]
     cast += [Member(f"engine-c{i}", "engine", "n0", "compute", 6) for i in range(num_engines)]
     cast += [Member(f"engine-b{i}", "engine", "n1", "bandwidth", 6) for i in range(num_engines)]
     cast += [Member(f"env-{i}", "env", capacity=10) for i in range(num_envs)]
@@ -99,7 +110,12 @@ def make_world(mode: str, seed: int, failure_rate: float, direct: bool, plays: i
     )
     if policy.group_size == 1:
         policy.tasks["b"] = TaskPolicy(2.0, "bandwidth")
-    world = World(policy, members(rng.randint(1, 2), rng.randint(1, 2), rng.randint(1, 2)), seed, Durations(failure_rate=failure_rate))
+    world = World(
+        policy,
+        members(rng.randint(1, 2), rng.randint(1, 2), rng.randint(1, 2)),
+        seed,
+        Durations(failure_rate=failure_rate),
+    )
     world.checks += [check_admission, check_credits, check_no_orphans]
     for member in world.members:
         world.after(rng.uniform(0, 1), lambda name=member.name: world.start(name))

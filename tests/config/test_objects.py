@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rollart_hpc.envs.load import resolve
+from rollart_hpc.config.objects import resolve
 from rollart_hpc.errors import UserError
 
 

@@ -1,0 +1,18 @@
+"""`bench`: real runs side by side, reported as ratios."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rollart_hpc.bench import modes as bench
+from rollart_hpc.config.schema import MODES
+
+
+def modes(args: argparse.Namespace) -> int:
+    settings = bench.Settings(args.mean, tuple(args.std), args.steps, args.repeats)
+    num_runs = len(MODES) * len(settings.stds_s) * settings.repeats
+    print(f"{num_runs} runs of {settings.steps} steps each, one after the other", file=sys.stderr)
+    rows = bench.bench_modes(settings, lambda text: print(text, file=sys.stderr, flush=True))
+    print(bench.as_json(settings, rows) if args.json else bench.table(rows))
+    return 0
