@@ -117,7 +117,7 @@ class Rows:
         return Donor(self.held[best], int(usable[best]), int(common[:num_running].max(initial=0)))
 
     def share(self, donor: Donor, held: Held) -> None:
-        """Begin the new row with a copy of the donor's tokens and KV, unless there is little of it or it was evicted."""
+        """Begin the new row with a copy of the donor's tokens and KV, unless they are few or were evicted."""
         if donor.held is None or self.get(donor.held.trajectory) is not donor.held:
             return
         if donor.num_tokens >= MIN_SHARED_TOKENS:

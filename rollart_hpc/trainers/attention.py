@@ -2,7 +2,7 @@
 
 Each sample gets a causal kernel call of its own, so nothing is computed for pairs of tokens of different samples and
 nothing is padded. A dense block-diagonal mask (what transformers makes of packed `position_ids`) computes them all:
-at 8,192 tokens of 300-token samples on CPU it takes several times as long as this.
+with samples of 300 tokens in micro-batches of 2,048, a whole step on CPU takes 2.3 times as long.
 """
 
 from __future__ import annotations

@@ -33,8 +33,12 @@ log = logging.getLogger(__name__)
 
 
 class FsdpTrainer:
-    """One rank of it. Deterministic: micro-batches keep to one group and its order, and gradients are added over
-    ranks once per step, so that the sums do not depend on how the batch was cut into chunks."""
+    """One rank of it.
+
+    Gradients are added over ranks after every micro-batch, so that no rank holds more than its shard of them.
+    Deterministic: micro-batches keep to one group and to the groups' order, and each rank sums its gradients by itself
+    until the step, so that the sums do not depend on how the batch was cut into chunks.
+    """
 
     def __init__(self, config: RunConfig, model_dir: Path, world: World) -> None:
         self.version = 0
@@ -44,13 +48,14 @@ class FsdpTrainer:
         if config.deterministic:
             _use_deterministic_kernels()
         self._model = load_sharded(model_dir, world, self._dtype)
-        self._model.set_requires_gradient_sync(not config.deterministic)
+        self._adds_at_step = config.deterministic or world.size == 1  # alone, adding early is only a copy more
+        self._model.set_requires_gradient_sync(not self._adds_at_step)
         self._reference = None
         if config.algorithm.kl > 0:
             self._reference = load_sharded(model_dir, world, self._dtype).requires_grad_(False)
         self._optimizer = _adamw(self._model, config)
         self._tally = Tally()
-        self._num_bins = 0  # dealt since the last step; deterministic only
+        self._num_bins = 0  # dealt since the last step
         self._held: list[TrainGroup] = []
         self.digest = digest(self.export())
 
@@ -100,11 +105,13 @@ class FsdpTrainer:
     def _share(self, groups: list[TrainGroup], samples: list[Sample]) -> list[Bin]:
         """This rank's micro-batches; every rank gets the same number."""
         budget, world = self._config.trainer.microbatch_tokens, self._world
-        if not self._config.deterministic:
-            return packing.plan([len(sample.record) for sample in samples], budget, world.size)[world.rank]
-        bins = packing.bins_in_order(groups, budget)
-        first, self._num_bins = self._num_bins % world.size, self._num_bins + len(bins)
-        return packing.deal(bins, world.size, first)[world.rank]
+        if self._config.deterministic:
+            bins = packing.bins_in_order(groups, budget)
+            hands = packing.deal(bins, world.size, first=self._num_bins % world.size)
+        else:
+            hands = packing.plan([len(sample.record) for sample in samples], budget, world.size)
+        self._num_bins += sum(bool(members) for hand in hands for members in hand)
+        return hands[world.rank]
 
     def _forward_backward(self, micro: MicroBatch) -> None:
         algorithm = self._config.algorithm
@@ -145,10 +152,10 @@ class FsdpTrainer:
             return torch.log_softmax(logits, -1).gather(1, micro.targets[:, None])[:, 0] if micro.num_sampled else None
 
     def _reduce(self) -> None:
-        """Deterministic: add up over ranks what each summed by itself, by the backward of an empty micro-batch."""
-        if not self._config.deterministic or not self._num_bins:
+        """Add up over ranks what each summed by itself, by the backward of an empty micro-batch."""
+        num_bins, self._num_bins = self._num_bins, 0
+        if not self._adds_at_step or not num_bins:
             return
-        self._num_bins = 0
         self._model.set_requires_gradient_sync(True)
         self._forward_backward(packing.pack([], [], self._world.device))
         self._model.set_requires_gradient_sync(False)

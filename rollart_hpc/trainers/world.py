@@ -144,7 +144,7 @@ def _join(frames: Sequence[Frame]) -> torch.Tensor:
     """[number of frames, their lengths, their bytes]"""
     views = [memoryview(frame).cast("B") for frame in frames]
     head = torch.tensor([len(views), *(len(view) for view in views)], dtype=torch.int64).numpy().tobytes()
-    return torch.frombuffer(bytearray(b"".join([head, *views])), dtype=torch.uint8)
+    return torch.frombuffer(bytearray().join([head, *views]), dtype=torch.uint8)
 
 
 def _split(data: torch.Tensor) -> list[Frame]:

@@ -30,10 +30,10 @@ class Star:
         self.members = Members(self.hub, attempt=attempt, heartbeat_s=0.5, silence_s=30.0)
         self.address = f"tcp://127.0.0.1:{self.hub.port}"
 
-    def until(self, kind):
+    def until(self, kind, process: subprocess.Popen[bytes]):
         """The next message or membership event of a kind."""
         deadline_s = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline_s:
+        while time.monotonic() < deadline_s and not process.poll():
             for name, message, frames in self.hub.poll(0.2):
                 events = self.members.handle(name, message)
                 for found in (*events, message):
@@ -60,21 +60,21 @@ def test_join_install_generate_stop(run, qwen, ids):
     command += ["--attempt", str(attempt), "--address", star.address, "--node", "here", "--pool", "compute"]
     process = subprocess.Popen(command)
     try:
-        joined, _ = star.until(Joined)
+        joined, _ = star.until(Joined, process)
         assert (joined.hello.role, joined.hello.pool, joined.hello.capacity) == ("engine", "compute", 6)
         NodeStore(run.store_root, "here").write(WeightsId(attempt, 2), qwen.named(2), 1 << 20)
         star.hub.send("engine-0", ms.Install(attempt, 2))
-        installed, _ = star.until(ms.Installed)
+        installed, _ = star.until(ms.Installed, process)
         assert installed.version == 2
         prompt = ids(1, 9)
         star.hub.send("engine-0", ms.Generate(5, "a", 0, 0, True, 7, 1.0, 0), prompt.tobytes())
-        generated, frames = star.until(ms.Generated)
+        generated, frames = star.until(ms.Generated, process)
         record = TokenRecord.from_frames(frames)
         assert generated.request == 5 and len(record) == generated.num_decode_tokens > 0
         expected = qwen.logprobs(2, np.concatenate([prompt, record.ids]))[len(prompt) - 1 : -1]
         np.testing.assert_allclose(record.logprobs, expected[np.arange(len(record)), record.ids], atol=1e-4)
         star.hub.send("engine-0", ms.Stop("done"))
-        star.until(ms.Bye)
+        star.until(ms.Bye, process)
         assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()

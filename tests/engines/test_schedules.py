@@ -16,7 +16,7 @@ forgets = st.tuples(st.just("forget"), st.sampled_from(TRAJECTORIES))
 installs = st.tuples(st.just("install"), st.integers(0, 2))
 steps = st.tuples(st.just("step"), st.integers(1, 8))
 actions = st.one_of(turns, turns, turns, steps, steps, steps, aborts, forgets, installs)
-schedules = st.lists(actions, min_size=20, max_size=60)
+schedules = st.lists(actions, min_size=15, max_size=45)
 sizes = st.fixed_dictionaries(
     {"kv_slots": st.integers(1, 5), "max_running": st.integers(1, 4), "max_prefill_tokens": st.integers(1, 40)}
 )
@@ -80,7 +80,7 @@ def check_rows(engine) -> None:
     assert np.all(rows.cached <= rows.tokens)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schedule=schedules, size=sizes)
 def test_random_schedules(qwen, drive, ids, schedule, size):
     play = Play(drive(qwen, max_len=120, **size), ids)

@@ -29,6 +29,7 @@ VARIANTS = {
 
 def gradients(trainer: FsdpTrainer) -> dict[str, torch.Tensor]:
     """Summed, not yet divided."""
+    trainer._reduce()
     return {n: p.grad.full_tensor().clone() for n, p in trainer._model.named_parameters() if p.grad is not None}
 
 
@@ -223,6 +224,42 @@ def test_sliding_windows_are_respected(tmp_path: Path, world: World) -> None:
     trainer = FsdpTrainer(config, directory, world)
     trainer.accumulate(make_groups(4))
     assert trainer.step().metrics["loss"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_it_learns_which_token_is_rewarded(model_dir: Path, world: World) -> None:
+    trainer = FsdpTrainer(make_config(trainer__lr=0.02, algorithm__entropy=0.001), model_dir, world)
+    rng = np.random.default_rng(0)
+    rewards = []
+    for version in range(25):
+        distribution = next_token_logprobs(trainer, prompt := np.array([1, 2, 3], np.int32))
+        groups = []
+        for g in range(4):
+            tokens = rng.choice(len(distribution), 8, p=np.exp(distribution) / np.exp(distribution).sum())
+            group = TrainGroup(g, "task")
+            for member, token in enumerate(tokens):
+                record = TokenRecord(
+                    np.append(prompt, token).astype(np.int32),
+                    np.array([0, 0, 0, distribution[token]], np.float32),
+                    np.array([-1, -1, -1, version], np.int32),
+                )
+                group.samples.append(Sample(f"{g}.{member}", g, "task", record, float(token < 8)))
+            groups.append(group)
+        trainer.accumulate(groups)
+        metrics = trainer.step().metrics
+        rewards.append(metrics["reward_mean"])
+        assert metrics["logprob_gap_max"] < 1e-5
+    assert np.mean(rewards[:3]) < 0.4
+    assert np.mean(rewards[-3:]) > 0.9
+
+
+def next_token_logprobs(trainer: FsdpTrainer, prompt: np.ndarray) -> np.ndarray:
+    records = [
+        TokenRecord(
+            np.append(prompt, token).astype(np.int32), np.zeros(4, np.float32), np.array([-1, -1, -1, 0], np.int32)
+        )
+        for token in range(64)
+    ]
+    return np.array([logprobs[-1] for logprobs in trainer.logprobs(records)], np.float64)
 
 
 def test_a_directory_without_a_model_is_a_clear_error(tmp_path: Path, world: World) -> None:
