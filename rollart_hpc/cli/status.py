@@ -41,6 +41,8 @@ def read_status(run: RunDir) -> dict[str, Any]:
         state = "preparing"
     elif owner["state"] != RUNNING:
         state = owner["state"]
+    elif _is_supervised(run) and not owner["procs"]:
+        state = "starting" if run.last_attempt() else "preparing"
     elif _is_supervised(run):
         of_now = current.get("attempt", 0) >= min((p["attempt"] for p in owner["procs"].values()), default=0)
         state = current.get("state", "starting") if of_now else "starting"

@@ -117,13 +117,12 @@ class Rows:
         return Donor(self.held[best], int(usable[best]), int(common[:num_running].max(initial=0)))
 
     def share(self, donor: Donor, held: Held) -> None:
-        """Begin the new row with a copy of the donor's tokens and KV, unless they are few or were evicted."""
-        if donor.held is None or self.get(donor.held.trajectory) is not donor.held:
-            return
-        if donor.num_tokens >= MIN_SHARED_TOKENS:
-            self.cache.copy(donor.held.row, held.row, donor.num_tokens)
-            self.ids[held.row, : donor.num_tokens] = self.ids[donor.held.row, : donor.num_tokens]
-            self.tokens[held.row] = self.cached[held.row] = donor.num_tokens
+        """Begin the new row with the donor's tokens and KV. If it was just evicted, they lie in this very row."""
+        size = donor.num_tokens
+        if donor.held is not None and size >= MIN_SHARED_TOKENS:
+            self.cache.copy(donor.held.row, held.row, size)
+            self.ids[held.row, :size] = self.ids[donor.held.row, :size]
+            self.tokens[held.row] = self.cached[held.row] = size
 
     def touch(self, held: Held) -> None:
         self._uses += 1

@@ -1,15 +1,15 @@
 """Engine `torch`: continuous batching with a KV cache over any transformers causal LM, on CPU or one GPU.
 
 transformers' own continuous batching (5.19) frees a request's pages when it ends, shares only whole hashed pages with
-a later one and keeps the old KV when weights change under `pause()`, so a later turn prefills tokens again and
-a request that meets an install can't be rebuilt. It has no version per token, and its scheduler loops in Python over
-every request at every token.
+a later one and keeps the old KV when weights change under `pause()`, so a later turn prefills tokens again and a
+request that meets an install goes on with KV of the old weights. It has no version per token, and its scheduler loops
+in Python over every request at every token.
 
 A step: admit waiting requests, one forward over the packed new tokens of all running rows, sample, retire what ended.
 Rows lie in this order, so that every part of a batch is a slice:
 
-    [ decoding: one token each | prefilling: more than one | idle and free rows, in any order ]
-    0                          num_decoding                num_running
+    [ decoding: one token each | prefilling, as they get budget | idle and free rows, in any order ]
+    0                          num_decoding                     num_running
 
 Owns the scheduling. Rows and what is kept in them are `rows`, the model and its device are `runner`.
 """
@@ -73,9 +73,8 @@ class TorchEngine:
         held = self.rows.get(request.trajectory)
         for live in self._of({request.trajectory}):
             self.abort(live.request.request)  # superseded: a trajectory has one request at a time
-        if not request.full and (
-            held is None or not self.rows.holds(held, request.prefix_tokens, request.prefix_hash)
-        ):  # fmt: skip
+        is_held = held is not None and self.rows.holds(held, request.prefix_tokens, request.prefix_hash)
+        if not request.full and not is_held:
             self.counters.num_prefix_missing += 1
             return False
         keep = 0 if request.full else request.prefix_tokens

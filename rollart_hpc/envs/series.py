@@ -1,6 +1,6 @@
 """Series: one short question, one long answer (decode-heavy). Owns its text.
 
-    count on from 7 by 3    ->    0 3 6 9 2 5 ... (40 numbers, modulo 10)
+    count on from 7 by 1    ->    8 9 0 1 2 ... (40 numbers, modulo 10)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rollart_hpc.envs.contract import Turn
 
 
 class Series:
-    def __init__(self, length: int = 40, modulus: int = 10, max_stride: int = 3) -> None:
+    def __init__(self, length: int = 40, modulus: int = 10, max_stride: int = 1) -> None:
         self.length, self.modulus, self.max_stride = length, modulus, max_stride
 
     def reset(self, seed: int) -> str:

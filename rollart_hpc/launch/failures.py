@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from rollart_hpc.errors import EXIT_USER, RollartError, SiteError, UserError
 from rollart_hpc.launch.process import Child
 
 _TAIL_BYTES = 64 << 10
+_FULL_BYTES = 64 << 10
 
 
 def describe(code: int) -> str:
@@ -25,9 +27,15 @@ def describe(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def reason_of(child: Child, code: int) -> RollartError:
-    """The process knew why it ended: say that."""
-    said = last_error(child.log) or quoted_tail(child.log)
+def reason_of(child: Child, code: int, reported: str = "") -> RollartError:
+    """The process knew why it ended: say that. `reported`: what it wrote down elsewhere."""
+    said = last_error(child.log) or reported
+    if not said and shutil.disk_usage(child.log.parent).free < _FULL_BYTES:
+        return SiteError(
+            f"{child.name} ended and could not even write its log: no space left on the disk of {child.log.parent}",
+            "free some space, then resume the run",
+        )
+    said = said or quoted_tail(child.log)
     kind = UserError if code == EXIT_USER else SiteError
     return kind(f"{child.name}: {said}", f"its log: {child.log}")
 

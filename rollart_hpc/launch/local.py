@@ -6,14 +6,15 @@ Owns the order of preparation: everything that can be wrong is found before the 
 from __future__ import annotations
 
 import importlib.util
+from contextlib import suppress
 
 from rollart_hpc.config.resolved import read_resolved, write_resolved
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
-from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.errors import RollartError, SiteError, UserError
 from rollart_hpc.launch.base_model import prepare_model
-from rollart_hpc.launch.ownership import read_ownership, supervisor_pid
+from rollart_hpc.launch.ownership import read_ownership, supervisor_pid, write_ownership
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.supervisor import Outcome, Screen, Supervisor
 
@@ -41,7 +42,13 @@ def resume_run(run: RunDir, screen: Screen) -> Outcome:
 
 
 def _carry_out(run: RunDir, config: RunConfig, screen: Screen) -> Outcome:
-    prepare_model(run, config, screen.say)
+    write_ownership(run, run.last_attempt(), ())  # from now on this process answers for the run
+    try:
+        prepare_model(run, config, screen.say)
+    except RollartError as error:
+        with suppress(RollartError):
+            write_ownership(run, run.last_attempt(), (), "failed", error.what)
+        raise
     return Supervisor(run, config, make_plan(config), screen).supervise()
 
 

@@ -118,8 +118,8 @@ class Supervisor:
         self._timers.append((time.monotonic() + delay_s, action))
 
     def _tick(self, now: float) -> None:
-        status = read_json(self._run.status)
-        if status and status.get("attempt", 0) >= self._controller_attempt:
+        status = self._status()
+        if status:
             self._watchdog.see(status, now)
             self._screen.show(status)
         verdict = self._watchdog.verdict(now)
@@ -188,7 +188,8 @@ class Supervisor:
         elif code == EXIT_DRAINED or self._draining:
             self._outcome = "drained"
         elif code in (EXIT_USER, EXIT_ENVIRONMENT):
-            raise failures.reason_of(child, code)
+            status = self._status()
+            raise failures.reason_of(child, code, status["reason"] if status.get("state") == "failed" else "")
         else:
             delay_s = self._next_restore(child, code)
             self._end_all()
@@ -288,6 +289,11 @@ class Supervisor:
     def _tell(self, message: Message) -> None:
         if self._link is not None:
             self._link.send(message)
+
+    def _status(self) -> dict[str, Any]:
+        """What this attempt's controller wrote down last."""
+        status: dict[str, Any] = read_json(self._run.status) or {}
+        return status if status.get("attempt", 0) >= self._controller_attempt else {}
 
     def _note(self, text: str, is_news: bool = True) -> None:
         with suppress(RollartError):  # the disk may be full; the screen is not

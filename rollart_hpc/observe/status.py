@@ -64,10 +64,15 @@ class Status(msgspec.Struct):
     attempt: int = 0
     time_s: float = 0.0
     tokens_per_s: float = 0.0
+    playing: int = 0  # trajectories under way
+    progress: int = 0  # grows while anything moves
+    checkpoint: int = -1  # newest committed version
+    validating: int | None = None  # version being validated
     tasks: dict[str, TaskStatus] = {}
     staleness: StalenessStatus = msgspec.field(default_factory=StalenessStatus)
     dropped: dict[str, int] = {}
-    fallbacks: int = 0
+    fallbacks: int = 0  # requests outside their task's pool because that was empty
+    stray_requests: int = 0  # outside their task's pool while that was alive: stays 0
     workers: dict[str, WorkerStatus] = {}
     weights: WeightsStatus = msgspec.field(default_factory=WeightsStatus)
     wait: WaitStatus = msgspec.field(default_factory=WaitStatus)

@@ -16,5 +16,4 @@ def follows_rule(transcript: Transcript, partial_weight: float = 0.9) -> Score:
     numbers = [outcome["start"], *(int(word) if word.isdigit() else -1 for word in words[: len(expected)])]
     stride, modulus = outcome["stride"], outcome["modulus"]
     right = sum(b == (a + stride) % modulus for a, b in pairwise(numbers) if a >= 0)
-    shape = 0.0 if len(words) == len(expected) else 0.1
-    return Score(partial_weight * right / len(expected) - shape, False)
+    return Score(partial_weight * right / len(expected), False)

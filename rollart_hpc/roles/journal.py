@@ -9,17 +9,24 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, defaultdict
-from typing import Any
 
 import msgspec
 
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.files import write_json
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
 from rollart_hpc.flow.state import TaskTally, Trajectory
 from rollart_hpc.observe.metrics import Board, MetricsLog
+from rollart_hpc.observe.status import (
+    StalenessStatus,
+    Status,
+    TaskStatus,
+    WaitStatus,
+    WeightsStatus,
+    WorkerStatus,
+    write_status,
+)
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.wire import messages as ms
 
@@ -135,71 +142,76 @@ class Journal:
         os.fsync(self._ledger)
 
     def _write_status(self) -> None:
-        write_json(self.run.status, self.status())
+        write_status(self.run.status, self.status())
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         core, tally = self.core, self.core.tally
         busy_s = tally.wait_s + tally.train_s
-        return {
-            "name": self.config.name,
-            "state": self._state,
-            "reason": self._reason,
-            "mode": self.config.mode,
-            "step": core.version,
-            "steps": self.config.steps,
-            "policy_version": core.version,
-            "attempt": core.attempt,
-            "time_s": self.time_s,
-            "tokens_per_s": self._tokens_per_s,
-            "playing": core.num_playing(),
-            "progress": tally.progress,
-            "checkpoint": core.saved_version,
-            "validating": core.validator.running.version if core.validator.running else None,
-            "tasks": {name: self._task(name, task) for name, task in tally.tasks.items()},
-            "staleness": {
-                "bound": core.policy.alpha,
-                "max_trained": max(tally.staleness, default=0),
-                "histogram": {str(k): v for k, v in sorted(tally.staleness.items())},
-            },
-            "dropped": dict(tally.dropped),
-            "fallbacks": tally.fallbacks,
-            "stray_requests": tally.stray_requests,
-            "workers": self._workers(),
-            "weights": {
-                "transport": self.config.weights.transport,
-                "transfers": tally.installs,
-                "relay_transfers": tally.transfers,
-                "failures": tally.transfer_failures,
-                "total_s": tally.install_s,
-                "exposed_s": tally.exposed_s,
-                "bytes": tally.install_bytes,
-            },
-            "wait": {"get_batch_share": tally.wait_s / busy_s if busy_s else 0.0},
-            "refused": dict(self.hub_counters),
-        }
+        return Status(
+            name=self.config.name,
+            state=self._state,
+            reason=self._reason,
+            mode=self.config.mode,
+            step=core.version,
+            steps=self.config.steps,
+            policy_version=core.version,
+            attempt=core.attempt,
+            time_s=self.time_s,
+            tokens_per_s=self._tokens_per_s,
+            playing=core.num_playing(),
+            progress=tally.progress,
+            checkpoint=core.saved_version,
+            validating=core.validator.running.version if core.validator.running else None,
+            tasks={name: self._task(name, task) for name, task in tally.tasks.items()},
+            staleness=StalenessStatus(
+                bound=core.policy.alpha,
+                max_trained=max(tally.staleness, default=0),
+                histogram={str(k): v for k, v in sorted(tally.staleness.items())},
+            ),
+            dropped=dict(tally.dropped),
+            fallbacks=tally.fallbacks,
+            stray_requests=tally.stray_requests,
+            workers=self._workers(),
+            weights=self._weights(),
+            wait=WaitStatus(tally.wait_s / busy_s if busy_s else 0.0),
+            refused=dict(self.hub_counters),
+            report=str(self.run.report),
+        )
 
-    def _task(self, name: str, task: TaskTally) -> dict[str, Any]:
+    def _weights(self) -> WeightsStatus:
+        tally = self.core.tally
+        return WeightsStatus(
+            transport=self.config.weights.transport,
+            transfers=tally.installs,
+            relay_transfers=tally.transfers,
+            failures=tally.transfer_failures,
+            total_s=tally.install_s,
+            exposed_s=tally.exposed_s,
+            bytes=tally.install_bytes,
+        )
+
+    def _task(self, name: str, task: TaskTally) -> TaskStatus:
         scores = [v.scores[name].success for v in self.core.validator.done if name in v.scores]
         served = sum(task.requests_by_pool.values())
-        return {
-            "score_first": scores[0] if scores else None,
-            "score_last": scores[-1] if scores else None,
-            "trajectories": task.trajectories,
-            "groups_trained": task.groups,
-            "success": task.successes / task.trajectories if task.trajectories else None,
-            "reward": task.reward_sum / task.trajectories if task.trajectories else None,
-            "pool_share": {pool: count / served for pool, count in task.requests_by_pool.items()},
-            "turns": task.turns,
-            "prefill_tokens": task.prefill_tokens,
-            "decode_tokens": task.decode_tokens,
-            "quarantined": task.quarantined,
-        }
+        return TaskStatus(
+            score_first=scores[0] if scores else None,
+            score_last=scores[-1] if scores else None,
+            trajectories=task.trajectories,
+            groups_trained=task.groups,
+            success=task.successes / task.trajectories if task.trajectories else None,
+            reward=task.reward_sum / task.trajectories if task.trajectories else None,
+            pool_share={pool: count / served for pool, count in task.requests_by_pool.items()},
+            turns=task.turns,
+            prefill_tokens=task.prefill_tokens,
+            decode_tokens=task.decode_tokens,
+            quarantined=task.quarantined,
+        )
 
-    def _workers(self) -> dict[str, dict[str, int]]:
+    def _workers(self) -> dict[str, WorkerStatus]:
         alive: Counter[str] = Counter(worker.role for worker in self.core.workers.values())
         tally = self.core.tally
         roles = sorted(set(tally.joined) | {"env", "engine", "trainer", "reward"})
-        return {r: {"joined": tally.joined[r], "lost": tally.lost[r], "alive": alive[r]} for r in roles}
+        return {role: WorkerStatus(tally.joined[role], tally.lost[role], alive[role]) for role in roles}
 
     def _generated_tokens(self) -> int:
         return sum(task.decode_tokens for task in self.core.tally.tasks.values())

@@ -1,7 +1,7 @@
-"""The tiny base model that a run makes itself: knows the format of the tasks' answers, none of their solutions.
+"""The tiny base model that a run makes itself: knows the form of the tasks' answers, none of their solutions.
 
-A word-level tokenizer over the tasks' own words, a chat template, a two-layer Qwen3, and a short
-training on plays whose answers are random but legal.
+Owns a word-level tokenizer over the tasks' own words, a chat template, a two-layer Qwen3, and a short training on
+plays whose answers are legal but random. An environment takes part by its `legal_answer(rng)`.
 """
 
 from __future__ import annotations
@@ -10,92 +10,132 @@ import argparse
 import json
 import random
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.rundir import RunDir
 
 PAD, UNKNOWN, END, USER, ASSISTANT = SPECIAL = ("<pad>", "<unk>", "<|end|>", "<|user|>", "<|assistant|>")
+PAD_ID, END_ID = SPECIAL.index(PAD), SPECIAL.index(END)
+# Each message ends the same way whether or not more follow, so that a turn only adds text.
 TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|> ' + message['content'] + ' <|end|> ' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
 )
 MAX_LENGTH = 512
+STEPS, LEARNING_RATE, WARMUP_STEPS = 500, 3e-3, 20
+TOKENS_PER_TASK = 800  # of a step, about
+OBSERVED_WEIGHT = 0.3  # of an observed token's loss, relative to an answered one
+IGNORED, OBSERVED, ANSWERED = range(3)
+
+
+class Play(NamedTuple):
+    ids: list[int]
+    kinds: list[int]  # of each token: IGNORED, OBSERVED or ANSWERED
 
 
 def make_tiny_model(
-    directory: Path, seed: int, environments: list[Any], seconds: float = 15.0, log: Callable[[str], None] = print
+    directory: Path, seed: int, environments: Sequence[Any], steps: int = STEPS, log: Callable[[str], None] = print
 ) -> None:
+    """Fill `directory` with a Hugging Face model. The number of steps, not the clock, says how much it learns."""
     torch.manual_seed(seed)
-    torch.set_num_threads(2)
-    rng = random.Random(seed)
+    torch.set_flush_denormal(True)
     tokenizer = _make_tokenizer(environments)
     model = _make_model(tokenizer.get_vocab_size())
-    _learn_format(model, tokenizer, environments, rng, seconds, log)
+    _learn_format(model, tokenizer, environments, random.Random(seed), steps, log)
     model.save_pretrained(directory)
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {"eos_token": END, "pad_token": PAD, "unk_token": UNKNOWN, "chat_template": TEMPLATE}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
 
 
-def _make_tokenizer(environments: list[Any]) -> Tokenizer:
-    words = sorted({word for env in environments for seed in range(200) for word in _play_text(env, seed).split()})
-    vocabulary = {word: index for index, word in enumerate(dict.fromkeys([*SPECIAL, *words]))}
+def _make_tokenizer(environments: Sequence[Any]) -> Tokenizer:
+    rng = random.Random(0)
+    texts = [text for env in environments for seed in range(200) for turn in _play(env, seed, rng) for text in turn]
+    words = sorted({word for text in texts for word in text.split()})
+    vocabulary = {word: number for number, word in enumerate(dict.fromkeys([*SPECIAL, *words]))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.WordPiece(prefix="", cleanup=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # no decoder: words are joined by a space
     tokenizer.add_special_tokens(list(SPECIAL))
     return tokenizer
 
 
 def _make_model(vocabulary: int) -> Qwen3ForCausalLM:
+    """At this width the usual initializer_range of 0.02 leaves attention idle for hundreds of steps."""
     config = Qwen3Config(
         vocab_size=vocabulary, hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=4, head_dim=16, max_position_embeddings=MAX_LENGTH, tie_word_embeddings=True,
-        initializer_range=0.2, pad_token_id=0, eos_token_id=2, bos_token_id=None,
+        initializer_range=0.15, pad_token_id=PAD_ID, eos_token_id=END_ID, bos_token_id=None,
     )  # fmt: skip
     return Qwen3ForCausalLM(config)
 
 
-def _play_text(env: Any, seed: int) -> str:
-    rng = random.Random(seed)
-    observation, done, parts = env.reset(seed), False, []
+def _play(env: Any, seed: int, rng: random.Random) -> list[tuple[str, str]]:
+    """(observation, answer) of every turn."""
+    turns, observation, done = [], env.reset(seed), False
     while not done:
         answer = env.legal_answer(rng)
-        parts.append(f"{USER} {observation} {END} {ASSISTANT} {answer} {END}")
+        turns.append((observation, answer))
         turn = env.step(answer)
         observation, done = turn.observation, turn.done
-    return " ".join(parts)
+    return turns
 
 
-def _learn_format(model: Any, tokenizer: Tokenizer, environments: list[Any], rng: random.Random, seconds: float, log: Callable[[str], None]) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
-    began, step = time.monotonic(), 0
-    while (spent := time.monotonic() - began) < seconds:
+def _tokens(turns: list[tuple[str, str]], tokenizer: Tokenizer) -> Play:
+    play = Play([], [])
+    for number, (observation, answer) in enumerate(turns):
+        # Nothing before the first observation tells what it will be.
+        observed = (f"{USER} {observation} {END} {ASSISTANT}", OBSERVED if number else IGNORED)
+        for text, kind in (observed, (f"{answer} {END}", ANSWERED)):
+            ids = tokenizer.encode(text).ids
+            play.ids.extend(ids)
+            play.kinds.extend([kind] * len(ids))
+    return play
+
+
+def _batch(env: Any, tokenizer: Tokenizer, rng: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and loss weights [plays, tokens] of one task."""
+    plays: list[Play] = []
+    while sum(len(play.ids) for play in plays) < TOKENS_PER_TASK:
+        plays.append(_tokens(_play(env, rng.randrange(1 << 31), rng), tokenizer))
+    longest = max(len(play.ids) for play in plays)
+    ids = torch.tensor([play.ids + [PAD_ID] * (longest - len(play.ids)) for play in plays])
+    kinds = torch.tensor([play.kinds + [IGNORED] * (longest - len(play.ids)) for play in plays])
+    return ids, torch.tensor([0.0, OBSERVED_WEIGHT, 1.0])[kinds]
+
+
+def _learn_format(
+    model: Any,
+    tokenizer: Tokenizer,
+    environments: Sequence[Any],
+    rng: random.Random,
+    steps: int,
+    log: Callable[[str], None],
+) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
+    for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = 3e-3 * min(1.0, (step + 1) / 20) * (1 - 0.9 * spent / seconds)
+            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / WARMUP_STEPS) * (1 - 0.9 * step / steps)
+        optimizer.zero_grad()
         losses = []
         for env in environments:
-            rows = [tokenizer.encode(_play_text(env, rng.randrange(1 << 30) * 2)).ids for _ in range(8)]
-            longest = max(map(len, rows))
-            ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+            ids, weights = _batch(env, tokenizer, rng)
             logits = model(input_ids=ids[:, :-1]).logits
-            losses.append(F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], ignore_index=0))
-        loss = torch.stack(losses).mean()
-        optimizer.zero_grad()
-        loss.backward()
+            each = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+            loss = (each * weights[:, 1:]).sum() / weights[:, 1:].sum()
+            loss.backward()
+            losses.append(f"{loss.item():.3f}")
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        step += 1
-        if step % 50 == 0:
-            log(f"format step {step}: loss {loss.item():.3f}, {spent:.0f} of {seconds:.0f} s")
+        if (step + 1) % 50 == 0:
+            log(f"format step {step + 1} of {steps}: loss {' '.join(losses)}")
 
 
 def main() -> int:

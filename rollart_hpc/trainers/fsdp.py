@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError
@@ -116,12 +117,12 @@ class FsdpTrainer:
     def _forward_backward(self, micro: MicroBatch) -> None:
         algorithm = self._config.algorithm
         logits = sampled_logits(self._model, micro, self._config.flow.temperature)
-        reference = self._reference_logprobs(micro)
+        reference = None if self._reference is None else self._chosen_logprobs(self._reference, micro)
         if not micro.num_sampled:
             (logits.sum() * 0.0).backward()
             return
         logprobs = torch.log_softmax(logits, -1)
-        new = logprobs.gather(1, micro.targets[:, None])[:, 0]
+        new = _chosen(logprobs, micro)
         # One update per batch: the proximal policy is the one that is being updated, before the update.
         proximal = new.detach() if algorithm.decoupled else None
         terms = algorithms.policy_loss(
@@ -143,13 +144,6 @@ class FsdpTrainer:
         loss = (per_token * micro.weights).sum()
         loss.backward()
         self._tally.add(micro, terms, version=self.version, loss=loss, new=new, entropy=entropy, kl_reference=kl)
-
-    def _reference_logprobs(self, micro: MicroBatch) -> torch.Tensor | None:
-        if self._reference is None:
-            return None
-        with torch.no_grad():
-            logits = sampled_logits(self._reference, micro, self._config.flow.temperature)
-            return torch.log_softmax(logits, -1).gather(1, micro.targets[:, None])[:, 0] if micro.num_sampled else None
 
     def _reduce(self) -> None:
         """Add up over ranks what each summed by itself, by the backward of an empty micro-batch."""
@@ -186,18 +180,24 @@ class FsdpTrainer:
 
     def logprobs(self, records: list[TokenRecord]) -> list[NDArray[np.float32]]:
         """Every rank computes all of them."""
-        return [self._logprobs(record) for record in records]
-
-    def _logprobs(self, record: TokenRecord) -> NDArray[np.float32]:
-        micro = packing.pack([Sample("", 0, "", record, 0.0)], [1.0], self._world.device)
-        out = np.zeros(len(record), np.float32)
-        with torch.no_grad():
-            logits = sampled_logits(self._model, micro, self._config.flow.temperature)
-            if micro.num_sampled:
-                chosen = torch.log_softmax(logits, -1).gather(1, micro.targets[:, None])[:, 0]
-                out[micro.keep.cpu().numpy() + 1] = chosen.cpu().numpy()
+        out = [np.zeros(len(record), np.float32) for record in records]
+        samples = [Sample("", 0, "", record, 0.0) for record in records]
+        (bins,) = packing.plan([len(record) for record in records], self._config.trainer.microbatch_tokens, ranks=1)
+        for members in bins:
+            micro = packing.pack([samples[i] for i in members], [1.0] * len(members), self._world.device)
+            packed = np.zeros(micro.ids.shape[1], np.float32)
+            if (chosen := self._chosen_logprobs(self._model, micro)) is not None:
+                packed[micro.keep.cpu().numpy() + 1] = chosen.cpu().numpy()
+            for i, part in zip(members, np.split(packed, np.cumsum(micro.lengths)[:-1]), strict=True):
+                out[i][:] = part
         self._model.reshard()
         return out
+
+    def _chosen_logprobs(self, model: PreTrainedModel, micro: MicroBatch) -> torch.Tensor | None:
+        """Of the sampled tokens, without gradients; None if there are none. A collective either way."""
+        with torch.no_grad():
+            logits = sampled_logits(model, micro, self._config.flow.temperature)
+            return _chosen(torch.log_softmax(logits, -1), micro) if micro.num_sampled else None
 
     # --- checkpoints -------------------------------------------------------------------------
 
@@ -211,6 +211,10 @@ class FsdpTrainer:
         self.version, self.digest = head.version, digest(self.export())
         if self.digest != head.digest:
             raise SiteError(f"checkpoint {directory} yields weights {self.digest}, expected {head.digest}")
+
+
+def _chosen(logprobs: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
+    return logprobs.gather(1, micro.targets[:, None])[:, 0]
 
 
 def _trainable(group: TrainGroup) -> TrainGroup:

@@ -27,7 +27,8 @@ STATUS: dict[str, Any] = {
 
 
 def own(run: RunDir, state: str, pid: int = 0, reason: str = "") -> None:
-    owner = {"pid": pid, "start_ticks": start_ticks(pid), "host": os.uname().nodename, "procs": {}, "attempt": 1}
+    procs = {"controller": {"pid": pid, "incarnation": "x", "attempt": 1}}
+    owner = {"pid": pid, "start_ticks": start_ticks(pid), "host": os.uname().nodename, "procs": procs, "attempt": 1}
     run.supervisor.write_text(json.dumps({**owner, "state": state, "reason": reason}))
 
 

@@ -100,8 +100,17 @@ def test_siblings_share_the_prefill_of_their_prompt(qwen, drive, ids, max_prefil
         assert driver.check(other, 0).num_prefill_tokens <= 10
         prefilled = driver.engine.counters.num_prefill_tokens - before
         assert prefilled <= (60 if not number else 1) + 4 * MIN_SHARED_TOKENS + 10
-        assert max_prefill_tokens < 60 or prefilled == (60 if not number else 1) + 4 + 10
+        assert max_prefill_tokens < 60 or prefilled == (1 + 4 + 1 if number else 60 + 4 + 10)
         driver.engine.forget(names[1:])
+
+
+def test_a_prompt_is_shared_with_the_trajectory_it_evicts(qwen, drive, ids):
+    driver = drive(qwen, kv_slots=1)
+    driver.install(1)
+    requests = [driver.turn(name, ids(1, 30), 6, temperature=0) for name in "abc"]
+    driver.run()
+    assert [driver.check(r, 0).num_prefill_tokens for r in requests] == [30, 1, 1]
+    assert driver.engine.counters.num_evicted == 2
 
 
 def test_prefix_missing(qwen, drive, ids):

@@ -19,6 +19,8 @@ from rollart_hpc.config.rundir import COMMITTED, RunDir
 from rollart_hpc.config.schema import PoolConfig, RestartConfig, RunConfig, TimeoutConfig, TrainerConfig
 from rollart_hpc.launch.ownership import start_ticks
 
+pytestmark = pytest.mark.slow
+
 DRIVE = str(Path(__file__).with_name("drive.py"))
 PATIENCE_S = 60.0
 
