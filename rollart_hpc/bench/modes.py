@@ -87,7 +87,7 @@ def _make_model(root: Path, say: Callable[[str], None]) -> Path:
 def _latency(mean_s: float, std_s: float) -> list[str]:
     return [
         f"tasks.{task}.trouble.turn_latency.{key}={value}"
-        for task in ("frozenlake", "series")
+        for task in ("frozenlake", "sorting")
         for key, value in (("mean_s", mean_s), ("std_s", std_s))
     ]
 

@@ -293,10 +293,10 @@ class Core:
         if event.version != self.saving:
             return
         self.saving = None
-        if event.good:
+        if not event.error:
             self.saved_version = event.version
         elif event.version == self.version:
-            self._stop("failed", f"the checkpoint of version {event.version} could not be written: see the logs")
+            self._stop("failed", f"the checkpoint of version {event.version} could not be written: {event.error}")
 
     def _drain_wanted(self, event: ev.DrainWanted) -> None:
         self.draining = event.reason

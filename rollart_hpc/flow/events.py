@@ -92,7 +92,7 @@ class Committed:
 @dataclass(frozen=True, slots=True)
 class Saved:
     version: int
-    good: bool
+    error: str = ""  # "" = good
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,8 @@ def _make_tiny(run: RunDir, say: Say) -> None:
 
 def _run(command: list[str], log: int, say: Say) -> int:
     """What it prints goes to the log and, now and then, to the user."""
-    # Its threads are its own business: nothing else of the run is alive yet.
-    variables = environment(os.cpu_count() or 1) | {PARENT_VARIABLE: str(os.getpid())}
+    # One thread: the model is tiny, and threads that wait for each other crawl on a machine that others use too.
+    variables = environment(1) | {PARENT_VARIABLE: str(os.getpid())}
     said_s = time.monotonic()
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=variables, text=True

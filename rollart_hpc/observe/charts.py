@@ -1,6 +1,6 @@
 """Small charts as SVG text. Owns scales, axes and marks; knows nothing of runs.
 
-Colours are CSS classes (`c1`.. for series, names for fixed meanings), so the page decides what they look like in light
+Colours are CSS classes (`c1`.. for sorting, names for fixed meanings), so the page decides what they look like in light
 and in dark. Whatever should show on hover carries its text in `data-t`.
 """
 
@@ -90,14 +90,14 @@ def thin(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) -> list
 
 
 def line_chart(
-    series: list[Series],
+    sorting: list[Series],
     *,
     x_title: str,
     y_limits: tuple[float, float] | None = None,
     marks: Sequence[tuple[float, str]] = (),
 ) -> str:
     """Lines over a common x axis of whole numbers. `marks`: (x, text) of vertical lines."""
-    shown = [Series(s.name, s.colour, thin(_finite(s.points)), s.faint) for s in series]
+    shown = [Series(s.name, s.colour, thin(_finite(s.points)), s.faint) for s in sorting]
     shown = [s for s in shown if s.points]
     if not shown:
         return nothing()
@@ -115,17 +115,17 @@ def _finite(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
 
 
-def _line(series: Series, x_axis: Axis, y_axis: Axis) -> str:
-    places = [(x_axis(x), y_axis(y)) for x, y in series.points]
+def _line(sorting: Series, x_axis: Axis, y_axis: Axis) -> str:
+    places = [(x_axis(x), y_axis(y)) for x, y in sorting.points]
     path = "M" + "L".join(f"{x:g},{y:g}" for x, y in places)
-    kind = "faint" if series.faint else "strong"
-    out = [f'<path class="line {kind} {series.colour}" d="{path}"/>']
-    dots = not series.faint and len(places) <= 60
-    for (x, y), (at, value) in zip(places, series.points, strict=True):
+    kind = "faint" if sorting.faint else "strong"
+    out = [f'<path class="line {kind} {sorting.colour}" d="{path}"/>']
+    dots = not sorting.faint and len(places) <= 60
+    for (x, y), (at, value) in zip(places, sorting.points, strict=True):
         if dots:
-            out.append(f'<circle class="dot {series.colour}" cx="{x:g}" cy="{y:g}" r="3.2"/>')
+            out.append(f'<circle class="dot {sorting.colour}" cx="{x:g}" cy="{y:g}" r="3.2"/>')
         if len(places) <= 200:
-            text = f"{series.name}: {number(value)} at {number(round(at, 1))}"
+            text = f"{sorting.name}: {number(value)} at {number(round(at, 1))}"
             out.append(f'<circle class="hover" cx="{x:g}" cy="{y:g}" r="8" data-t="{escape(text)}"/>')
     return "".join(out)
 

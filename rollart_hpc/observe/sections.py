@@ -76,13 +76,13 @@ def cards(run: Run) -> str:
 
 
 def scores(run: Run) -> str:
-    series = [
+    sorting = [
         Series(task, colour, [(v["version"], v["success"]) for v in run.validations if _has(v, task, "success")])
         for task, colour in run.tasks.items()
     ]
     plays = max((v.get("plays", 0) for v in run.validations), default=0)
     marks = _marks(run)
-    chart = line_chart(series, x_title="policy version", y_limits=(0.0, 1.0), marks=marks)
+    chart = line_chart(sorting, x_title="policy version", y_limits=(0.0, 1.0), marks=marks)
     sub = f"success in validation on held-out seeds, {plays} plays each"
     return section("Score per task", sub + ("; red: a worker was lost or the run restored" if marks else ""), chart)
 
@@ -92,7 +92,7 @@ def _has(line: dict[str, Any], task: str, key: str) -> bool:
 
 
 def rewards(run: Run) -> str:
-    series = [
+    sorting = [
         Series(
             task,
             colour,
@@ -101,7 +101,7 @@ def rewards(run: Run) -> str:
         )
         for task, colour in run.tasks.items()
     ]
-    chart = line_chart(series, x_title="policy version", marks=_marks(run))
+    chart = line_chart(sorting, x_title="policy version", marks=_marks(run))
     return section("Training reward per task", "mean over the trajectories of a step", chart)
 
 

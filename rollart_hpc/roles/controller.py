@@ -200,7 +200,7 @@ class Controller:
         except (OSError, RollartError) as error:
             log.error("checkpoint %d: %s", c.version, error)
             checkpoints.abandon(self.run_dir, c.version)
-            self.pending.append(ev.Saved(c.version, False))
+            self.pending.append(ev.Saved(c.version, str(error)))
             return
         self._send(c.trainer, ms.Save(c.version, str(directory)))
 

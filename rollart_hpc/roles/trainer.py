@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -19,12 +21,12 @@ RENDEZVOUS = "trainer_rendezvous.json"
 def main(start: Start) -> None:
     from rollart_hpc.trainers.fsdp import FsdpTrainer
     from rollart_hpc.trainers.service import PART, Follower, Leader
-    from rollart_hpc.trainers.world import open_world, rank_errors, use_threads
+    from rollart_hpc.trainers.world import open_world, rank_errors, set_up_cpu
     from rollart_hpc.weights.groups import address_facing
 
     controller = urlsplit(find_address(start))
     host = address_facing(controller.hostname or "", controller.port or 0)
-    use_threads(start.config.trainer.threads)
+    set_up_cpu(start.config.trainer.threads)
     rendezvous = start.run.attempt_dir(start.attempt) / RENDEZVOUS
     world = open_world(start.rank, start.ranks, start.config.trainer.device, rendezvous, host)
     with rank_errors(), Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
@@ -33,16 +35,18 @@ def main(start: Start) -> None:
             trainer.load(start.checkpoint / PART)
         is_leader = start.rank == 0
         link = connect(start, capacity=int(is_leader), version=trainer.version, digest=trainer.digest, address=host)
+        publisher = make_publisher(start, host, link, world)
         try:
             if is_leader:
-                publisher = make_publisher(start, host, link, world)
                 Leader(trainer, world, link, publisher, tracer, attempt=start.attempt).run()
-                publisher.close()
             else:
                 Follower(trainer, world).run()
         finally:
             link.close()
     world.close()
+    if publisher.is_sending():  # to engines that stopped too; gloo can't be interrupted, and nobody waits for it
+        logging.shutdown()
+        os._exit(0)
 
 
 def make_publisher(start: Start, host: str, link: Link, world: World) -> Publisher:

@@ -40,7 +40,7 @@ def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | Non
         case ms.Committed():
             return ev.Committed(m.version, m.wait_s, m.train_s)
         case ms.Saved():
-            return ev.Saved(m.version, not m.error)
+            return ev.Saved(m.version, m.error)
         case ms.Published():
             return ev.Published(WeightsId(m.attempt, m.version))
         case ms.Held():

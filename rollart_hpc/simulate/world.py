@@ -259,7 +259,7 @@ class World:
                 good = self.weights.version == c.version
                 if good and self.core.saving == c.version:
                     self.checkpoint = self.snapshots[c.version]
-                self.feed(ev.Saved(c.version, good))
+                self.feed(ev.Saved(c.version, "" if good else "at another version"))
 
         self.after(0.01, saved)
 

@@ -24,9 +24,9 @@ from rollart_hpc.config.rundir import RunDir
 
 PAD, UNKNOWN, END, USER, ASSISTANT = SPECIAL = ("<pad>", "<unk>", "<|end|>", "<|user|>", "<|assistant|>")
 PAD_ID, END_ID = SPECIAL.index(PAD), SPECIAL.index(END)
-# Each message ends the same way whether or not more follow, so that a turn only adds text.
+# A turn only adds text, and what it adds to an answer begins with the very token that the policy ended it with.
 TEMPLATE = (
-    "{% for message in messages %}{{ '<|' + message['role'] + '|> ' + message['content'] + ' <|end|> ' }}{% endfor %}"
+    "{% for message in messages %}{{ '<|' + message['role'] + '|> ' + message['content'] + '<|end|> ' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
 )
 MAX_LENGTH = 512

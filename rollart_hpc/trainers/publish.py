@@ -31,7 +31,8 @@ class Publisher(Protocol):
     def offer(self, offer: TransferOffer) -> None:
         """The controller wants them sent."""
 
-    def close(self) -> None: ...
+    def is_sending(self) -> bool:
+        """A thread sends weights, or waits for someone who wants them."""
 
 
 class Staged:
@@ -49,8 +50,8 @@ class Staged:
     def offer(self, offer: TransferOffer) -> None:
         raise AssertionError("staged weights are sent by relays")
 
-    def close(self) -> None:
-        pass
+    def is_sending(self) -> bool:
+        return False
 
 
 class Direct:
@@ -74,5 +75,5 @@ class Direct:
         snapshot = self._snapshot
         self._source.offer(offer.epoch, offer.size, wanted, snapshot.items)
 
-    def close(self) -> None:
-        self._source.join()
+    def is_sending(self) -> bool:
+        return self._source.busy()

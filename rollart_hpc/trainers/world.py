@@ -104,9 +104,10 @@ def open_world(rank: int, size: int, device: str, rendezvous: Path | None = None
     return World(rank, size, place)
 
 
-def use_threads(num_threads: int) -> None:
-    """On CPU; all ranks of a node share its cores."""
+def set_up_cpu(num_threads: int) -> None:
+    """All ranks of a node share its cores; numbers below 1e-38 (decayed moments) would cost a hundred times as much."""
     torch.set_num_threads(num_threads)
+    torch.set_flush_denormal(True)
 
 
 def pick_device(name: str, rank: int) -> torch.device:

@@ -305,7 +305,7 @@ def test_a_drain_saves_and_stops():
     scene = Scene()
     scene.do(ev.DrainWanted("cancelled"))
     (save,) = scene.take(ev.SaveCheckpoint)
-    scene.do(ev.Saved(save.version, True))
+    scene.do(ev.Saved(save.version))
     (stop,) = scene.take(ev.StopRun)
     assert (stop.state, stop.reason) == ("drained", "cancelled")
 
@@ -321,5 +321,5 @@ def test_a_run_ends_after_its_last_step_validation_and_checkpoint():
     scene.publish(1)
     scene.finish(scene.take(ev.Play)[0], version=1)
     (save,) = scene.take(ev.SaveCheckpoint)
-    scene.do(ev.Saved(save.version, True))
+    scene.do(ev.Saved(save.version))
     assert scene.core.stopped == "finished"

@@ -209,7 +209,9 @@ def test_two_ranks_send_straight_to_engines(tmp_path: Path) -> None:
         run.send(Save(1, str(directory)))
         assert run.expect(Saved) == Saved(1, "")
         assert len(list((directory / "trainer").glob("*.distcp"))) == 2
-        run.send(Stop("over"))
+        run.send(TransferOffer(epoch=2, attempt=1, version=1, size=2))
+        run.expect(TransferReady)
+        run.send(Stop("over"))  # nobody ever joins the transfer
         assert codes(processes) == [0, 0]
 
 

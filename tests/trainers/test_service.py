@@ -84,8 +84,8 @@ class FakePublisher:
     def offer(self, offer: TransferOffer) -> None:
         self.offers.append(offer)
 
-    def close(self) -> None:
-        pass
+    def is_sending(self) -> bool:
+        return False
 
 
 class FakeLink:
