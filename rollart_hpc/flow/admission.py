@@ -37,7 +37,7 @@ class Admission:
             for task in self.policy.tasks:
                 if missing[task] > 0:
                     missing[task] -= 1
-                    self._open(task, attempt)
+                    self._open(task, version, attempt)
 
     def _wanted(self, version: int) -> Counter[str]:
         """Groups of each task in the batches of the next 1 + alpha steps, and the redundant ones."""
@@ -54,14 +54,15 @@ class Admission:
         """After going back the mix of the steps ahead is another one: groups that have no place in it go."""
         room = self._wanted(version)
         for group in sorted(self.groups.values(), key=lambda g: g.id):
+            group.admitted_version = min(group.admitted_version, version)
             room[group.task] -= 1
             if room[group.task] < 0:
                 self.drop(group, reason)
 
-    def _open(self, task: str, attempt: int) -> None:
+    def _open(self, task: str, version: int, attempt: int) -> None:
         index = self.next_index[task]
         self.next_index[task] += 1
-        group = Group(self.num_groups, task, index)
+        group = Group(self.num_groups, task, index, version)
         self.num_groups += 1
         self.groups[group.id] = group
         for member in range(self.policy.group_size + self.policy.redundancy):
@@ -103,7 +104,8 @@ class Admission:
         self.is_due = True
         if group in self.batches.buffer:
             self.batches.buffer.remove(group)
-        if reason in ("group_filtered", "group_failed", "group_stale"):
+        was_too_slow = reason == "group_stale" and not group.complete
+        if was_too_slow or reason in ("group_filtered", "group_failed"):
             self._dropped_groups[group.task] += 1
             self._quarantine_if(group.task, self._dropped_groups)
 

@@ -198,10 +198,18 @@ class Core:
         validation = self.validator.running
         if validation is not None and not trajectory.is_training and not trajectory.engine:
             return installed.version >= validation.version
+        if installed.version < self._oldest_start(trajectory):
+            return False
         if not self.policy.install_idle:
             return installed.version >= self.version - self.policy.alpha
         has_begun_here = trajectory.engine == engine.name
         return has_begun_here or installed == self.publisher.newest == WeightsId(self.attempt, self.version)
+
+    def _oldest_start(self, trajectory: Trajectory) -> int:
+        """A trajectory that has yet to begin must not be stale before its group can train."""
+        if trajectory.group is None or trajectory.first_version >= 0:
+            return 0
+        return max(trajectory.group.admitted_version, self.batches.next_step - self.policy.alpha)
 
     def _may_install(self, engine: Worker) -> bool:
         foreign = engine.installed is None or engine.installed.attempt != self.attempt

@@ -62,6 +62,7 @@ class Group:
     id: int
     task: str
     index: int  # how many groups of this task came before
+    admitted_version: int = 0  # its first tokens must not be older, or it would be stale before its turn to train
     members: list[Trajectory] = field(default_factory=list)
     failures: int = 0
     complete: bool = False

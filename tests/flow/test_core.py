@@ -323,3 +323,25 @@ def test_a_run_ends_after_its_last_step_validation_and_checkpoint():
     (save,) = scene.take(ev.SaveCheckpoint)
     scene.do(ev.Saved(save.version))
     assert scene.core.stopped == "finished"
+
+
+def test_a_trajectory_does_not_begin_on_weights_that_would_make_it_stale_before_its_turn():
+    scene = Scene(alpha=1, engines=(("engine-c", "compute"),))
+    scene.do(ev.BatchWanted(0))
+    for play in [p for group in scene.groups()[:2] for p in group]:
+        scene.finish(play)
+    scene.do(ev.Committed(1))
+    play = scene.take(ev.Play)[0]
+    assert not [c for c in scene.do(ev.TurnWanted(play.trajectory, 0, 0)) if isinstance(c, ev.Generate)]
+    scene.do(ev.Published(WeightsId(1, 1)))
+    assert [c for c in scene.do(ev.Installed("engine-c", WeightsId(1, 1))) if isinstance(c, ev.Generate)]
+
+
+def test_a_task_whose_complete_groups_wait_too_long_is_not_quarantined():
+    scene = Scene(tasks={"a": TaskPolicy(1), "b": TaskPolicy(1)}, quarantine_after=1, alpha=0, redundant_groups=2)
+    for group in scene.groups():
+        for play in group:
+            scene.finish(play)
+    scene.do(ev.BatchWanted(0))
+    assert scene.core.tally.dropped["group_stale"] == 2
+    assert not any(task.quarantined for task in scene.core.tally.tasks.values())
