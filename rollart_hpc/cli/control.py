@@ -30,7 +30,8 @@ def cancel(args: argparse.Namespace) -> int:
     pid = ask_to_end(run)
     print(f"asked the supervisor (pid {pid}) to save a checkpoint and end the run", file=sys.stderr)
     _wait_for_end(pid, DRAIN_S + _MARGIN_S)
-    print(f"{read_ownership(run)['state']}; go on with: rollart-hpc resume {run.path}")
+    state = read_ownership(run)["state"]  # still "running" if it had not begun to train
+    print(f"{'ended' if state == 'running' else state}; go on with: rollart-hpc resume {run.path}")
     return 0
 
 

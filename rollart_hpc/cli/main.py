@@ -116,6 +116,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     args = _parse(arguments)
+    os.umask(0o077)  # files of a run are private to its user
     try:
         return _load(args.function)(args)
     except RollartError as error:

@@ -290,7 +290,7 @@ class Link:
                 self._connected = True
             elif event == zmq.EVENT_DISCONNECTED:
                 if self._connected:  # and not a handshake that failed
-                    log.warning("connection to the controller broke, joining again")
+                    log.info("connection to the controller broke, joining again")
                     self._say_hello()
                 self._connected = False
             else:
