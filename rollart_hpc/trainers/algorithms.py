@@ -112,6 +112,40 @@ def policy_loss(
         return TokenLoss(loss, torch.exp(new - behaviour), clipped_loss > free_loss)
 
 
+class TokenTerms(NamedTuple):
+    """What a token's loss is made of. `entropy` and `kl` are None if the algorithm does without."""
+
+    loss: torch.Tensor
+    policy: TokenLoss
+    entropy: torch.Tensor | None
+    kl: torch.Tensor | None
+
+
+def token_terms(
+    algorithm: AlgorithmConfig,
+    logprobs: torch.Tensor,
+    new: torch.Tensor,
+    *,
+    behaviour: torch.Tensor,
+    advantages: torch.Tensor,
+    reference: torch.Tensor | None,
+) -> TokenTerms:
+    """`logprobs` [tokens, vocabulary] are those of the current policy, `new` those of the sampled tokens among them."""
+    # One update per batch: the proximal policy is the one that is being updated, before the update.
+    proximal = new.detach() if algorithm.decoupled else None
+    policy = policy_loss(
+        new, behaviour, advantages, clip_low=algorithm.clip_low, clip_high=algorithm.clip_high, proximal=proximal
+    )
+    loss, entropy, kl = policy.loss, None, None
+    if algorithm.entropy > 0:
+        entropy = entropy_of(logprobs)
+        loss = loss - algorithm.entropy * entropy
+    if reference is not None:
+        kl = k3_kl(new, reference)
+        loss = loss + algorithm.kl * kl
+    return TokenTerms(loss, policy, entropy, kl)
+
+
 def k3_kl(new: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """KL(new || other) per token, estimated from the token sampled: never negative, low variance."""
     gap = other - new

@@ -13,7 +13,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from rollart_hpc.errors import SiteError
+
 NAME = "rollart_packed"
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias")  # would change what is computed: never ignore them
 
 
 def packed_attention(
@@ -26,9 +29,12 @@ def packed_attention(
     sample_lengths: list[int],
     scaling: float | None = None,
     sliding_window: int | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """query, key, value: [1, heads, tokens, head_dim]; the samples lie one after the other along `tokens`."""
+    unknown = [name for name in _UNSUPPORTED if others.get(name) is not None]
+    if unknown:
+        raise SiteError(f"{type(module).__name__} needs {', '.join(unknown)}, which can't be trained", "see model.path")
     parts = zip(query.split(sample_lengths, 2), key.split(sample_lengths, 2), value.split(sample_lengths, 2))
     done = [_attend(q, k, v, scaling, sliding_window) for q, k, v in parts]
     return torch.cat(done, dim=2).transpose(1, 2), None

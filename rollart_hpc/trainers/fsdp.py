@@ -115,7 +115,6 @@ class FsdpTrainer:
         return hands[world.rank]
 
     def _forward_backward(self, micro: MicroBatch) -> None:
-        algorithm = self._config.algorithm
         logits = sampled_logits(self._model, micro, self._config.flow.temperature)
         reference = None if self._reference is None else self._chosen_logprobs(self._reference, micro)
         if not micro.num_sampled:
@@ -123,27 +122,17 @@ class FsdpTrainer:
             return
         logprobs = torch.log_softmax(logits, -1)
         new = _chosen(logprobs, micro)
-        # One update per batch: the proximal policy is the one that is being updated, before the update.
-        proximal = new.detach() if algorithm.decoupled else None
-        terms = algorithms.policy_loss(
+        terms = algorithms.token_terms(
+            self._config.algorithm,
+            logprobs,
             new,
-            micro.behaviour,
-            micro.advantages,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            proximal=proximal,
+            behaviour=micro.behaviour,
+            advantages=micro.advantages,
+            reference=reference,
         )
-        per_token = terms.loss
-        entropy = kl = None
-        if algorithm.entropy > 0:
-            entropy = algorithms.entropy_of(logprobs)
-            per_token = per_token - algorithm.entropy * entropy
-        if reference is not None:
-            kl = algorithms.k3_kl(new, reference)
-            per_token = per_token + algorithm.kl * kl
-        loss = (per_token * micro.weights).sum()
+        loss = (terms.loss * micro.weights).sum()
         loss.backward()
-        self._tally.add(micro, terms, version=self.version, loss=loss, new=new, entropy=entropy, kl_reference=kl)
+        self._tally.add(micro, terms, version=self.version, loss=loss, new=new)
 
     def _reduce(self) -> None:
         """Add up over ranks what each summed by itself, by the backward of an empty micro-batch."""
@@ -241,4 +230,5 @@ def _norm(grads: list[torch.Tensor]) -> float:
 def _use_deterministic_kernels() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time and changes no result of ours
+    # Finds reads of uninitialized memory in torch itself; costs time and changes no result of ours.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers import attention
-from rollart_hpc.trainers.packing import MicroBatch
+from rollart_hpc.trainers.packing import MicroBatch, pack
 from rollart_hpc.trainers.world import World
 
 
@@ -33,10 +33,14 @@ def load_sharded(directory: Path, world: World, dtype: torch.dtype) -> PreTraine
         what = str(error).splitlines()[0][:300]
         raise SiteError(f"{directory} is no model that can be trained: {what}", "check model.path") from None
     model.eval()
-    return shard(model, world, dtype)
+    shard(model, world, dtype)
+    with torch.no_grad():  # a model that can't be trained is told of before anything else starts
+        sampled_logits(model, pack([], [], world.device), temperature=1.0)
+    model.reshard()
+    return model
 
 
-def shard(model: PreTrainedModel, world: World, dtype: torch.dtype) -> PreTrainedModel:
+def shard(model: PreTrainedModel, world: World, dtype: torch.dtype) -> None:
     mesh = init_device_mesh(world.device.type, (world.size,))
     policy = MixedPrecisionPolicy()
     if dtype != torch.float32:
@@ -48,7 +52,6 @@ def shard(model: PreTrainedModel, world: World, dtype: torch.dtype) -> PreTraine
         if isinstance(module, FSDPModule):  # losses are sums: gradients add up over ranks
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    return model
 
 
 def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:

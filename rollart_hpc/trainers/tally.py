@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rollart_hpc.trainers.algorithms import TokenLoss, k3_kl
+from rollart_hpc.trainers.algorithms import TokenTerms, k3_kl
 from rollart_hpc.trainers.packing import MicroBatch
 
 if TYPE_CHECKING:
@@ -32,32 +32,22 @@ class Tally:
         self._sums = [0.0] * len(_SUMS)
         self._maxima = [0.0] * len(_MAXIMA)
 
-    def add(
-        self,
-        micro: MicroBatch,
-        terms: TokenLoss,
-        *,
-        version: int,
-        loss: torch.Tensor,
-        new: torch.Tensor,
-        entropy: torch.Tensor | None,
-        kl_reference: torch.Tensor | None,
-    ) -> None:
+    def add(self, micro: MicroBatch, terms: TokenTerms, *, version: int, loss: torch.Tensor, new: torch.Tensor) -> None:
         """One transfer from the device per micro-batch."""
         with torch.no_grad():
             is_current = micro.versions == version
-            gap = (new - micro.behaviour).abs() * is_current
             zero = new.new_zeros(())
+            gap = torch.where(is_current, (new - micro.behaviour).abs(), zero)
             values = [
                 loss,
-                terms.ratio.sum(),
-                terms.is_clipped.sum(),
-                (-new if entropy is None else entropy).sum(),
+                terms.policy.ratio.sum(),
+                terms.policy.is_clipped.sum(),
+                (-new if terms.entropy is None else terms.entropy).sum(),
                 k3_kl(micro.behaviour, new).sum(),
-                zero if kl_reference is None else kl_reference.sum(),
+                zero if terms.kl is None else terms.kl.sum(),
                 gap.sum(),
                 is_current.sum(),
-                terms.ratio.max(),
+                terms.policy.ratio.max(),
                 gap.max(),
             ]
             numbers = torch.stack([value.detach().double() for value in values]).tolist()
@@ -69,7 +59,7 @@ class Tally:
         sums = dict(zip(_SUMS, world.sum(self._sums)))
         maxima = dict(zip(_MAXIMA, world.max(self._maxima)))
         tokens = max(1, self.num_tokens)
-        metrics = {
+        return {
             "loss": sums["loss"] / total,
             "reward_mean": sum(self.rewards) / max(1, len(self.rewards)),
             "ratio_mean": sums["ratio"] / tokens,
@@ -85,4 +75,3 @@ class Tally:
             "samples": float(self.num_samples),
             "trajectories": float(len(self.rewards)),
         }
-        return metrics

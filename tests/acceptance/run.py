@@ -74,12 +74,12 @@ def modes(keep: Path | None) -> bool:
     text = rollart("bench", "modes", "--json", capture=True)
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "modes.json").write_text(text)
-    rows = json.loads(text)["rows"]
+    rows, mean_s = json.loads(text)["rows"], json.loads(text)["mean_s"]
     names = list(rows[0]["speedup_over_sync"])
     lines = [
         "# The five modes under injected environment latency",
         "",
-        f"Speed-up over `sync` in time per step, turn latency N({json.loads(text)['mean_s']:g} s, std). Real runs of",
+        f"Speed-up over `sync` in time per step, turn latency N({mean_s:g} s, std). Real runs of",
         "the same code, interleaved, on 2 shared CPU cores. The last column is `sync_plus` over `sync`: trajectory-level",
         "against batched environments. Printed by `rollart-hpc bench modes`; raw figures in `modes.json`.",
         "",

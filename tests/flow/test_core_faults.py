@@ -122,7 +122,7 @@ def make_world(mode: str, seed: int, failure_rate: float, direct: bool, plays: i
     return world
 
 
-FAULT = st.tuples(st.floats(0.0, 12.0), st.integers(0, 99), st.floats(0.01, 3.0))
+FAULT = st.tuples(st.floats(0.0, 12.0, allow_subnormal=False), st.integers(0, 99), st.floats(0.01, 3.0))
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config
 
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.types import OBSERVED, Sample, TokenRecord, TrainGroup
@@ -14,13 +14,15 @@ from rollart_hpc.types import OBSERVED, Sample, TokenRecord, TrainGroup
 VOCABULARY = 64
 
 
-def make_model(directory: Path, *, tied: bool = True, **changes: object) -> Path:
+def make_model(
+    directory: Path, *, family: type[PretrainedConfig] = Qwen3Config, tied: bool = True, **changes: object
+) -> Path:
     torch.manual_seed(1)
     shape = {
         "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
     }  # fmt: skip
-    config = Qwen3Config(**shape | {"tie_word_embeddings": tied} | changes)
+    config = family(**shape | {"tie_word_embeddings": tied} | changes)
     AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     return directory
 

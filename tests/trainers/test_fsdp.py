@@ -5,12 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import Gemma2Config, LlamaConfig, MistralConfig, PretrainedConfig
 
 from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers.fsdp import FsdpTrainer
 from rollart_hpc.trainers.world import World
 from rollart_hpc.types import OBSERVED, Sample, TokenRecord, TrainGroup
-from tests.trainers.plain import PlainTrainer, make_config, make_groups, make_record
+from tests.trainers.plain import PlainTrainer, make_config, make_groups, make_model, make_record
 
 VARIANTS = {
     "grpo": {},
@@ -215,9 +216,21 @@ def test_bfloat16_exports_bfloat16_and_trains_in_float32(model_dir: Path, world:
     assert {tensor.dtype for _, tensor in trainer.export()} == {torch.bfloat16}
 
 
-def test_sliding_windows_are_respected(tmp_path: Path, world: World) -> None:
-    from tests.trainers.plain import make_model
+def test_a_model_whose_attention_is_not_plain_is_refused_at_once(tmp_path: Path, world: World) -> None:
+    with pytest.raises(SiteError, match="Gemma2Attention needs softcap"):
+        FsdpTrainer(make_config(), make_model(tmp_path / "m", family=Gemma2Config), world)
 
+
+@pytest.mark.parametrize("family", [LlamaConfig, MistralConfig])
+def test_other_families_of_models(family: type[PretrainedConfig], tmp_path: Path, world: World) -> None:
+    directory, config = make_model(tmp_path / "m", family=family), make_config()
+    expected = PlainTrainer(config, directory).step(make_groups(4))
+    trainer = FsdpTrainer(config, directory, world)
+    trainer.accumulate(make_groups(4))
+    assert trainer.step().metrics["loss"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_sliding_windows_are_respected(tmp_path: Path, world: World) -> None:
     types = ["sliding_attention", "full_attention"]
     directory = make_model(tmp_path / "m", use_sliding_window=True, sliding_window=8, layer_types=types)
     config = make_config()
