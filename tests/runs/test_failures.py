@@ -1,0 +1,89 @@
+"""Failures by name: what dies, and that the run ends with all its steps all the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from rollart_hpc.observe import ledger
+
+pytestmark = pytest.mark.slow
+
+STEPS = 6
+VICTIMS = {
+    "env": "env-0",
+    "engine": "engine-compute-0",
+    "reward": "reward-0",
+    "relay": "relay-bandwidth",
+    "trainer": "trainer-0",
+    "controller": "controller",
+}
+
+
+def check_exactly_once(run, steps=STEPS):
+    lines = ledger.read(run.directory / "ledger.jsonl")
+    assert [line.version for line in ledger.surviving(lines)] == list(range(1, steps + 1))
+    assert not ledger.problems(lines, group_size=2, alpha=1)
+
+
+@pytest.mark.parametrize("role", VICTIMS)
+def test_killed(run, role):
+    run.start(f"steps={STEPS}", "validation.plays=0")
+    run.until_step(3)
+    os.kill(run.pid(VICTIMS[role]), signal.SIGKILL)
+    run.wait()
+    status = run.status()
+    assert status["state"] == "finished" and status["step"] == STEPS
+    if role in ("trainer", "controller"):
+        assert status["attempt"] == 2
+    if role != "controller":
+        assert status["workers"][role]["lost"] >= 1
+        assert status["workers"][role]["joined"] >= 2
+    assert status["staleness"]["max_trained"] <= 1
+    check_exactly_once(run)
+
+
+def test_everything_killed_then_resumed(run):
+    run.start(f"steps={STEPS}", "validation.plays=0")
+    run.until_step(3)
+    pids = run.pids()
+    run.end()  # the supervisor; its children die with it
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    run.resume().wait()
+    status = run.status()
+    assert status["state"] == "finished" and status["step"] == STEPS and status["attempt"] == 2
+    check_exactly_once(run)
+
+
+def test_cancelled_saves_and_can_be_resumed(run):
+    run.start("steps=50", "validation.plays=0")
+    run.until_step(2)
+    subprocess.run([sys.executable, "-m", "rollart_hpc.cli", "cancel", str(run.directory)], check=True, timeout=120)
+    assert run.process.wait(timeout=120) == 5
+    assert run.status()["state"] in ("drained", "cancelled")
+    done = len(run.steps())
+    assert (run.directory / "checkpoints" / f"step_{done}").is_dir()
+
+
+def test_a_task_with_trouble_does_not_stop_the_run(run):
+    trouble = [
+        f"tasks.frozenlake.trouble.{key}={value}"
+        for key, value in {
+            "reset_failure_rate": 0.1,
+            "turn_error_rate": 0.05,
+            "crash_rate": 0.05,
+            "hang_rate": 0.02,
+        }.items()
+    ]
+    run.start(*trouble, "tasks.frozenlake.turn_timeout_s=0.5", "steps=3", "validation.plays=0").wait()
+    status = run.status()
+    assert status["state"] == "finished" and status["step"] == 3
+    assert {"reset_failed", "env_error", "env_crashed", "env_timeout"} & set(status["dropped"])

@@ -1,0 +1,98 @@
+"""A whole small run, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import pytest
+
+from rollart_hpc.observe import ledger
+
+pytestmark = pytest.mark.slow
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_run_trains_all_its_steps_and_leaves_nothing_running(run):
+    run.start()
+    run.until_step(2)
+    pids = run.pids()
+    output = run.wait()
+    status = run.status()
+
+    assert status["state"] == "finished"
+    assert status["step"] == status["policy_version"] == 4
+    assert not [pid for pid in pids if is_alive(pid)]
+    assert "report.html" in output and (run.directory / "report.html").stat().st_size > 10_000
+    assert json.loads((run.directory / "trace.json").read_text())["traceEvents"]
+    assert any((run.directory / "tensorboard").iterdir())
+
+    assert status["staleness"]["max_trained"] <= status["staleness"]["bound"] == 1
+    assert status["tasks"]["frozenlake"]["pool_share"] == {"compute": 1.0}
+    assert status["tasks"]["sorting"]["pool_share"] == {"bandwidth": 1.0}
+    assert all(task["score_first"] is not None and task["score_last"] is not None for task in status["tasks"].values())
+    assert {"env", "engine", "trainer", "relay", "reward"} <= set(status["workers"])
+    assert all(worker["lost"] == 0 for worker in status["workers"].values())
+    assert status["weights"]["transport"] == "staged" and status["weights"]["transfers"] >= 4
+    assert 0 < status["weights"]["exposed_s"] <= status["weights"]["total_s"]
+    assert 0 <= status["wait"]["get_batch_share"] <= 1
+    assert status["dropped"].get("surplus", 0) > 0
+
+    lines = ledger.read(run.directory / "ledger.jsonl")
+    assert len(lines) == 4 and not ledger.problems(lines, group_size=2, alpha=1)
+    assert max(line["metrics"]["logprob_gap_max"] for line in run.steps()) < 1e-4
+
+
+def test_files_of_a_run_are_private(run):
+    run.start("steps=1", "validation.plays=0").wait()
+    assert stat.S_IMODE(run.directory.stat().st_mode) == 0o700
+    for path in run.directory.rglob("*"):
+        if not path.is_symlink():
+            assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+
+
+@pytest.mark.parametrize("mode", ["sync", "sync_plus", "one_off", "areal"])
+def test_every_mode_trains(run, mode):
+    run.start(f"mode={mode}", "steps=2", "validation.plays=0").wait()
+    status = run.status()
+    assert status["state"] == "finished" and status["step"] == 2
+    assert status["staleness"]["max_trained"] <= {"sync": 0, "sync_plus": 0}.get(mode, 1)
+
+
+def test_direct_weights_go_straight_into_the_engines(run):
+    run.start("weights.transport=direct", "steps=3", "validation.plays=0").wait()
+    status = run.status()
+    assert status["weights"]["transport"] == "direct" and status["weights"]["transfers"] >= 6
+    assert "relay" not in status["workers"]
+    assert max(line["metrics"]["logprob_gap_max"] for line in run.steps()) < 1e-4
+
+
+def test_two_trainer_ranks_train_as_one(run):
+    run.start("trainer.ranks=2", "steps=2", "validation.plays=0").wait()
+    assert run.status()["step"] == 2
+
+
+def test_streamed_asynchronous_and_batched_synchronous_losses_are_equal_bit_for_bit(make_run):
+    common = ["deterministic=true", "flow.redundancy=0", "steps=5", "validation.plays=0"]
+    batched = make_run("batched").start("mode=sync", "flow.streaming=false", *common)
+    batched.wait()
+    latency = [f"tasks.{task}.trouble.turn_latency.std_s=0.1" for task in ("frozenlake", "sorting")]
+    streamed = make_run("streamed").start("mode=rollart", "flow.alpha=0", *latency, *common)
+    streamed.wait()
+
+    def losses(one):
+        return [line["metrics"]["loss"].hex() for line in one.steps()]
+
+    def digests(one):
+        return [line["digest"] for line in one.lines("ledger.jsonl")]
+
+    assert len(losses(batched)) == 5
+    assert losses(batched) == losses(streamed)
+    assert digests(batched) == digests(streamed)
