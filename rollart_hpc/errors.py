@@ -1,7 +1,7 @@
 """The errors a user may see. Owns exit codes; knows nothing of what raised them.
 
 A `RollartError` is printed without a traceback. Broken invariants are assertions, failed
-trajectories are data (`types.Drop`), dead processes are events: none of those belong here.
+trajectories are data (with a counted reason), dead processes are events: none of those belong here.
 """
 
 from __future__ import annotations

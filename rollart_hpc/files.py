@@ -83,14 +83,26 @@ def read_json(path: Path) -> Any | None:
         raise SiteError(f"{path} is damaged: {error}", "restore it, or remove it if you know what it was") from None
 
 
-def append_line(path: Path, line: str) -> None:
-    """Add one line to a log of records, in a single write."""
+def mend(path: Path) -> None:
+    """End a last line that an earlier writer left torn, so that the next one does not continue it."""
+    try:
+        with path.open("rb+") as file:
+            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
+                file.write(b"\n")
+    except FileNotFoundError:
+        return
+
+
+def append_line(path: Path, line: str, *, sync: bool = False) -> None:
+    """Add one line to a log of records, in a single write; `sync`: it is on the disk when this returns."""
     with disk_errors(path):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
         try:
             data = line.rstrip("\n").encode() + b"\n"
             if os.write(handle, data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if sync:
+                os.fsync(handle)
         finally:
             os.close(handle)
 

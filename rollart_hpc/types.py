@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 Role = Literal["controller", "env", "engine", "relay", "trainer", "reward", "supervisor"]
 Purpose = Literal["train", "validate"]
-Mode = Literal["sync", "sync_plus", "one_off", "areal", "rollart"]
 Frame = bytes | memoryview
 
 OBSERVED = -1  # the version of a token that the policy did not sample

@@ -6,6 +6,7 @@ the machine hits all alike) and the time per optimizer step is compared, start-u
 
 from __future__ import annotations
 
+import math
 import statistics
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from rollart_hpc.config.schema import MODES
-from rollart_hpc.errors import SiteError
+from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.observe import metrics
 
 RUN = "bench-modes"
@@ -55,6 +56,17 @@ class Settings:
     stds_s: tuple[float, ...] = (0.03, 0.15, 0.3)
     steps: int = 6
     repeats: int = 1
+
+    def __post_init__(self) -> None:
+        if self.steps < 2:
+            raise UserError(f"steps = {self.steps}: the first step of a run is not counted", "take at least 2 steps")
+        if self.repeats < 1:
+            raise UserError(f"repeats = {self.repeats}: nothing would run", "take at least 1")
+        if not self.stds_s:
+            raise UserError("no spread of latency to compare", "name at least one, e.g. 0.1")
+        for latency_s in (self.mean_s, *self.stds_s):
+            if not 0 <= latency_s < math.inf:
+                raise UserError(f"a latency of {latency_s} s can't be injected", "take 0 or more seconds")
 
 
 def bench_modes(settings: Settings, say: Callable[[str], None]) -> list[Row]:

@@ -13,11 +13,12 @@ from typing import cast
 
 from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.rundir import RunDir, open_run_dir
+from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.hardware import CPU, ENGINE_CLASSES
 from rollart_hpc.launch.command import environment, role_command
 from rollart_hpc.launch.ownership import ask_to_end, read_ownership, supervisor_pid
-from rollart_hpc.launch.plan import Proc
+from rollart_hpc.launch.plan import Proc, make_plan
 from rollart_hpc.launch.supervisor import DRAIN_S
 from rollart_hpc.types import Role
 
@@ -51,7 +52,7 @@ def join(args: argparse.Namespace) -> int:
     run = open_run_dir(args.run_dir)
     _need_running(run)
     config = read_resolved(run.config)
-    proc = _new_proc(cast(Role, args.role), args.pool)
+    proc = _new_proc(cast(Role, args.role), args.pool, config)
     threads = config.engine.threads if proc.role == "engine" else 1
     command = role_command(proc, run, attempt=run.last_attempt(), incarnation=secrets.token_hex(8))
     print(f"joining {run.path} as {proc.name}", file=sys.stderr, flush=True)
@@ -65,12 +66,24 @@ def _need_running(run: RunDir) -> None:
         raise UserError(f"{run.path} is not running", f"start it again: rollart-hpc resume {run.path}")
 
 
-def _new_proc(role: Role, pool: str) -> Proc:
+def _new_proc(role: Role, pool: str, config: RunConfig) -> Proc:
     tag = f"join-{secrets.token_hex(3)}"
     if role != "engine":
         if pool:
             raise UserError(f"--pool {pool} is for engines only", f"leave it out for a worker of role {role}")
         return Proc(f"{role}-{tag}", role, CPU, socket.gethostname())
+    open_pools = _pools_with_weights(config)
+    fix = f"--pool {' or --pool '.join(open_pools)}"
     if pool not in ENGINE_CLASSES:
-        raise UserError(f"an engine needs a pool, got {pool!r}", f"--pool {' or --pool '.join(ENGINE_CLASSES)}")
+        raise UserError(f"an engine needs a pool, got {pool!r}", fix)
+    if pool not in open_pools:
+        raise UserError(f"pool {pool} has no relay in this run, so an engine there would never get weights", fix)
     return Proc(f"engine-{pool}-{tag}", role, pool, pool, pool=pool)
+
+
+def _pools_with_weights(config: RunConfig) -> list[str]:
+    """Staged weights reach only the nodes that had a relay when the run began."""
+    if config.weights.transport != "staged":
+        return list(ENGINE_CLASSES)
+    nodes = {relay.node for relay in make_plan(config).of("relay")}
+    return [pool for pool in ENGINE_CLASSES if pool in nodes]

@@ -6,11 +6,17 @@ import argparse
 import json
 from typing import Any
 
+import msgspec
+
 from rollart_hpc.cli.screen import status_line
+from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.rundir import RunDir, newest_run_dir, open_run_dir
 from rollart_hpc.errors import UserError
 from rollart_hpc.files import read_json
+from rollart_hpc.flow.policy import policy_of
 from rollart_hpc.launch.ownership import RUNNING, read_ownership, supervisor_pid
+from rollart_hpc.launch.plan import make_plan
+from rollart_hpc.observe.status import StalenessStatus, Status, TaskStatus, WeightsStatus, WorkerStatus
 
 
 def status(args: argparse.Namespace) -> int:
@@ -19,23 +25,23 @@ def status(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(current, indent=1))
         return 0
-    reason = f": {current['reason']}" if current.get("reason") else ""
-    print(f"{run.path}\n{current['state']}{reason}, attempt {current.get('attempt', 0)}")
-    if "tasks" in current:
-        print(status_line(current))
-        _print_counts("dropped", current.get("dropped", {}))
-        _print_counts("lost", {role: count["lost"] for role, count in current["workers"].items()})
+    reason = f": {current['reason']}" if current["reason"] else ""
+    print(f"{run.path}\n{current['state']}{reason}, attempt {current['attempt']}")
+    print(status_line(current))
+    _print_counts("dropped", current["dropped"])
+    _print_counts("lost", {role: count["lost"] for role, count in current["workers"].items()})
     if current["state"] in ("killed", "failed", "drained"):
         print(f"go on with: rollart-hpc resume {run.path}")
     return 0
 
 
 def read_status(run: RunDir) -> dict[str, Any]:
-    """status.json with the state corrected by what is known of the supervisor.
+    """status.json with the state corrected by what is known of the supervisor. Every key is there from the start.
 
     A run whose processes were all killed can't write that down: its last status says "running".
     """
     current: dict[str, Any] = read_json(run.status) or {"attempt": run.last_attempt()}
+    defaults = msgspec.to_builtins(Status() if run.status.exists() else _before_the_first(run))
     owner = read_ownership(run)
     if not owner:
         state = "preparing"
@@ -49,7 +55,21 @@ def read_status(run: RunDir) -> dict[str, Any]:
     else:
         state = "killed"
     reason = current.get("reason") or owner.get("reason", "")
-    return {**current, "run_dir": str(run.path), "state": state, "reason": reason}
+    return {**defaults, **current, "run_dir": str(run.path), "state": state, "reason": reason}
+
+
+def _before_the_first(run: RunDir) -> Status:
+    """What the configuration tells of a run whose controller has not written a status yet."""
+    config = read_resolved(run.config)
+    return Status(
+        name=config.name,
+        mode=config.mode,
+        steps=config.steps,
+        tasks={name: TaskStatus() for name in config.tasks},
+        staleness=StalenessStatus(bound=policy_of(config).alpha),
+        workers={proc.role: WorkerStatus() for proc in make_plan(config).workers},
+        weights=WeightsStatus(transport=config.weights.transport),
+    )
 
 
 def _is_supervised(run: RunDir) -> bool:

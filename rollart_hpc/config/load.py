@@ -2,6 +2,7 @@
 
     site file `defaults` < run file < key=value overrides;  task file < what the run says under tasks.NAME
 
+A task is written under its name, with `file` if that is no packaged one, or under the path of its file.
 A relative path is relative to the file it stands in, or to the current directory on the command
 line. Every problem is reported at once as a `ConfigError`.
 """
@@ -18,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rollart_hpc.config import packaged
+from rollart_hpc.config.callables import find_code_problems
 from rollart_hpc.config.check import Tree, find_problems
 from rollart_hpc.config.rules import find_conflicts, find_oddities
 from rollart_hpc.config.schema import RunConfig
@@ -42,19 +44,20 @@ def load_all(run: str | Path, overrides: Sequence[str] = (), site: str | Path | 
     """`run` and `site` are names of packaged files or paths; `overrides` are `key=value`."""
     problems: list[str] = []
     path = packaged.find("runs", str(run))
-    said = _merge(_read(path), _parse_overrides(overrides, problems))
+    written = _name_tasks(_read(path), problems)
+    said = _merge(written, _name_tasks(_parse_overrides(overrides, problems), problems))
     site_name = str(site or said.get("site") or RunConfig.site)
     site_config = load_site(site_name)
     said["site"] = site_name
     merged = _merge({"name": path.stem}, site_config.defaults, said)
     merged["tasks"] = dict(_load_tasks(merged.get("tasks"), path.parent, problems))
     tree = _interpolate(merged, problems)
-    config = _build(RunConfig, tree, problems, f"run {run}")
-    conflicts = find_conflicts(config)
+    code_problems = find_code_problems(tree)
+    config = _build(RunConfig, tree, problems, f"run {run}", code_problems)
+    conflicts = find_conflicts(config) + code_problems
     if conflicts:
         raise ConfigError(f"run {run}", conflicts)
-    alpha_was_set = isinstance(said.get("flow"), dict) and "alpha" in said["flow"]
-    return Loaded(config, site_config, find_oddities(config, alpha_was_set))
+    return Loaded(config, site_config, find_oddities(config, said.get("flow") or {}))
 
 
 def load_site(site: str | Path) -> SiteConfig:
@@ -64,10 +67,13 @@ def load_site(site: str | Path) -> SiteConfig:
     return _build(SiteConfig, _interpolate(tree, problems), problems, f"site {site}")
 
 
-def _build(schema: type[Config], tree: Tree, problems: list[str], source: str) -> Config:
+def _build(
+    schema: type[Config], tree: Tree, problems: list[str], source: str, also: Sequence[str] = ()
+) -> Config:
+    """`also`: problems that are not the schema's, to be told together with those that are."""
     found = problems + find_problems(schema, tree)
     if found:
-        raise ConfigError(source, found)
+        raise ConfigError(source, [*found, *also])
     return msgspec.convert(_without_empty(tree), schema)
 
 
@@ -111,6 +117,43 @@ def _parse_overrides(overrides: Sequence[str], problems: list[str]) -> Tree:
         return {}
 
 
+def _name_tasks(tree: Tree, problems: list[str]) -> Tree:
+    """`tasks: {./guess.yaml: {...}}` as `tasks: {guess: {file: ./guess.yaml, ...}}`; paths are absolute already."""
+    tasks = tree.get("tasks")
+    if not isinstance(tasks, dict):
+        return tree
+    named = {key: given for key, given in tasks.items() if not _is_path(key)}
+    origin: dict[str, str] = {str(key): str(key) for key in named}
+    for key, given in tasks.items():
+        if not _is_path(key):
+            continue
+        if given is not None and not isinstance(given, dict):
+            problems.append(_no_section(key, given))
+            continue
+        try:
+            path = packaged.find("tasks", key)
+            name = str((given or {}).get("name") or _read(path).get("name") or path.stem)
+        except UserError as error:
+            problems.append(f"tasks.{key}: {error.what}; {error.fix}")
+            continue
+        if name in named:
+            problems.append(
+                f"tasks.{key}: its name {name} is that of another task ({origin[name]}); "
+                f"give it a name of its own, e.g. tasks: {{{name}2: {{file: {key}}}}}"
+            )
+            continue
+        named[name], origin[name] = {"file": key, **(given or {})}, key
+    return {**tree, "tasks": named}
+
+
+def _is_path(key: object) -> bool:
+    return isinstance(key, str) and packaged.looks_like_path(key)
+
+
+def _no_section(name: object, given: object) -> str:
+    return f"tasks.{name}: {given!r} is not a section; write what differs from the task file below it"
+
+
 def _load_tasks(said: Any, base: Path, problems: list[str]) -> Iterator[tuple[str, Any]]:
     """Each task's file with what the run says about it merged over. `file` names another file than NAME."""
     if said is None:
@@ -120,7 +163,7 @@ def _load_tasks(said: Any, base: Path, problems: list[str]) -> Iterator[tuple[st
         return
     for name, given in said.items():
         if given is not None and not isinstance(given, dict):
-            problems.append(f"tasks.{name}: {given!r} is not a section; write what differs from the task file below it")
+            problems.append(_no_section(name, given))
             continue
         changes = dict(given or {})
         try:
@@ -143,7 +186,10 @@ def _anchor(tree: Tree, base: Path) -> Tree:
         anchored["model"] = {**model, "path": _absolute(model["path"], base)}
     tasks = tree.get("tasks")
     if isinstance(tasks, dict):
-        anchored["tasks"] = {k: _anchor(v, base) if isinstance(v, dict) else v for k, v in tasks.items()}
+        anchored["tasks"] = {
+            _absolute(k, base) if _is_path(k) else k: _anchor(v, base) if isinstance(v, dict) else v
+            for k, v in tasks.items()
+        }
     return anchored
 
 

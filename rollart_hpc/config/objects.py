@@ -43,7 +43,7 @@ def _module(reference: str, where: str) -> ModuleType:
         if error.name and (where == error.name or where.startswith(error.name + ".")):
             raise UserError(f"{reference!r}: there is no module {where}", FORM) from None
         raise _broken(reference, error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken(reference, error) from error
 
 
@@ -60,11 +60,11 @@ def _file_module(reference: str, where: str, base: Path | None) -> ModuleType:
     sys.modules[name] = module  # before it runs: dataclasses look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _broken(reference, error) from error
     return module
 
 
-def _broken(reference: str, error: Exception) -> UserError:
+def _broken(reference: str, error: BaseException) -> UserError:
     return UserError(f"{reference!r} can't be imported: {type(error).__name__}: {error}", "correct the module")

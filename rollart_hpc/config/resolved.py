@@ -7,7 +7,6 @@ back needs neither OmegaConf nor the packaged files, so that a role starts fast.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -18,24 +17,14 @@ from rollart_hpc.files import write_atomic
 
 _HEADER = b"# Resolved by rollart-hpc: this run reads this file and nothing else.\n"
 
-Config = TypeVar("Config", RunConfig, SiteConfig)
-
 
 def write_resolved(path: Path, config: RunConfig | SiteConfig) -> None:
     write_atomic(path, _HEADER + msgspec.yaml.encode(config))
 
 
 def read_resolved(path: Path) -> RunConfig:
-    return _read(path, RunConfig)
-
-
-def read_resolved_site(path: Path) -> SiteConfig:
-    return _read(path, SiteConfig)
-
-
-def _read(path: Path, cls: type[Config]) -> Config:
     try:
-        return msgspec.yaml.decode(path.read_bytes(), type=cls)
+        return msgspec.yaml.decode(path.read_bytes(), type=RunConfig)
     except FileNotFoundError:
         raise UserError(f"{path.parent} is not a run directory: it has no {path.name}", "check the path") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

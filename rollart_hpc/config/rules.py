@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from rollart_hpc.config.schema import RunConfig, TaskConfig
 
-_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-_FILE = re.compile(r"(?P<file>.+\.py):[A-Za-z_]\w*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FORCED_ALPHA = {"sync": 0, "sync_plus": 0, "one_off": 1}
+_ONLY_ROLLART = {"streaming": False, "redundancy": 0, "redundant_groups": 0}  # and what other modes mean by them
 
 
 def find_conflicts(config: RunConfig) -> list[str]:
@@ -22,12 +21,9 @@ def find_conflicts(config: RunConfig) -> list[str]:
     return found
 
 
-def find_oddities(config: RunConfig, alpha_was_set: bool) -> list[str]:
-    """What is legal but probably not meant."""
-    found: list[str] = []
-    forced = _FORCED_ALPHA.get(config.mode)
-    if alpha_was_set and forced is not None and config.flow.alpha != forced:
-        found.append(f"flow.alpha: {config.flow.alpha} has no effect, mode {config.mode} means alpha = {forced}")
+def find_oddities(config: RunConfig, flow_was_set: Collection[str]) -> list[str]:
+    """What is legal but probably not meant. `flow_was_set`: the keys below `flow` that the user wrote."""
+    found = [*_ignored(config, flow_was_set)]
     for name, task in config.tasks.items():
         if task.affinity != "any" and _engines(config, task.affinity) == 0:
             found.append(f"tasks.{name}.affinity: pool {task.affinity} has no engines, another pool will serve it")
@@ -36,6 +32,21 @@ def find_oddities(config: RunConfig, alpha_was_set: bool) -> list[str]:
             "reward.workers: 0: nothing is scored until a reward worker joins (rollart-hpc join RUN_DIR reward)"
         )
     return found
+
+
+def _ignored(config: RunConfig, flow_was_set: Collection[str]) -> Iterator[str]:
+    """Keys the user wrote that the mode overrules with another value (`flow.policy`)."""
+    forced: dict[str, object] = {} if config.mode == "rollart" else dict(_ONLY_ROLLART)
+    if config.mode in _FORCED_ALPHA:
+        forced["alpha"] = _FORCED_ALPHA[config.mode]
+    for key, meant in forced.items():
+        value = getattr(config.flow, key)
+        if key in flow_was_set and value != meant:
+            shown, instead = (str(v).lower() for v in (value, meant))
+            yield f"flow.{key}: {shown} has no effect, mode {config.mode} means {key} = {instead}"
+    estimator = config.algorithm.estimator
+    if config.mode == "rollart" and "streaming" in flow_was_set and config.flow.streaming and estimator != "grpo":
+        yield f"flow.streaming: true has no effect, estimator {estimator} needs the whole batch at once"
 
 
 def _name(config: RunConfig) -> Iterator[str]:
@@ -54,22 +65,11 @@ def _tasks(config: RunConfig) -> Iterator[str]:
 
 
 def _task(task: TaskConfig) -> Iterator[str]:
-    for key, value in (("environment", task.environment), ("reward", task.reward)):
-        yield from _callable(key, value)
     if task.max_response_tokens >= task.max_tokens:
         yield (
             f"max_response_tokens: {task.max_response_tokens} leaves no room for a prompt; "
             f"must be less than max_tokens ({task.max_tokens})"
         )
-
-
-def _callable(key: str, value: str) -> Iterator[str]:
-    match = _FILE.fullmatch(value)
-    if match:
-        if not Path(match["file"]).is_file():
-            yield f"{key}: {value!r}: there is no file {match['file']}"
-    elif not _MODULE.fullmatch(value):
-        yield f"{key}: {value!r} is not of the form module:name or path/to/file.py:name"
 
 
 def _model(config: RunConfig) -> Iterator[str]:

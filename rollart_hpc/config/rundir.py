@@ -5,10 +5,10 @@
       config.yaml  site.yaml       resolved configuration: config.yaml is all that roles read
       model/                       base model
       keys/attempt_N/              CURVE keys
-      attempts/attempt_N/          controller.json, logs/NAME.log, trace/NAME.jsonl
+      attempts/attempt_N/          controller.json, trainer_rendezvous.json, logs/NAME.log, trace/NAME.jsonl
       latest -> attempts/attempt_N
       checkpoints/step_N/          committed once it holds committed.json; step_N.tmp is one being written
-      status.json  supervisor.json  metrics.jsonl  ledger.jsonl  events.jsonl
+      status.json  supervisor.json  metrics.jsonl  ledger.jsonl
       trace.json  report.html  tensorboard/
 
 Weights in shared memory lie outside: `RunDir.store_root`.
@@ -84,10 +84,6 @@ class RunDir:
         return self.path / "ledger.jsonl"
 
     @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
     def trace(self) -> Path:
         return self.path / "trace.json"
 
@@ -115,6 +111,10 @@ class RunDir:
     def controller(self, attempt: int) -> Path:
         """{"address": "tcp://..."}: how a late joiner finds the controller."""
         return self.attempt_dir(attempt) / "controller.json"
+
+    def trainer_rendezvous(self, attempt: int) -> Path:
+        """{"host": ..., "port": ...}: how the trainer's ranks find rank 0."""
+        return self.attempt_dir(attempt) / "trainer_rendezvous.json"
 
     def logs(self, attempt: int) -> Path:
         return self.attempt_dir(attempt) / "logs"

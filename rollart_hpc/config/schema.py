@@ -63,7 +63,7 @@ class TaskConfig:
     affinity: str = key("any", "hardware class that serves its generation", choices=AFFINITIES)
     environment: str = key("", "module:Class, or path/to/file.py:Class relative to the task file")
     params: dict[str, Any] = key({}, "keyword arguments of the environment")
-    reward: str = key("", "module:function of the stateless reward")
+    reward: str = key("", "module:function of the stateless reward, or path/to/file.py:function like that")
     reward_params: dict[str, Any] = key({}, "keyword arguments of the reward function")
     max_turns: int = key(16, "turns of a trajectory at most", low=1)
     max_response_tokens: int = key(64, "sampled tokens of a turn at most", low=1)
@@ -98,10 +98,12 @@ class FlowSettings:
     )
     groups_per_step: int = key(16, "groups in a batch", low=1)
     group_size: int = key(8, "trajectories of a group that count", low=1)
-    redundancy: int = key(0, "trajectories started beyond group_size; the surplus is cancelled", low=0)
-    redundant_groups: int = key(0, "groups started beyond what a step needs", low=0)
+    redundancy: int = key(
+        0, "trajectories started beyond group_size; the surplus is cancelled (mode rollart only)", low=0
+    )
+    redundant_groups: int = key(0, "groups started beyond what a step needs (mode rollart only)", low=0)
     streaming: bool = key(
-        True, "send complete groups to the trainer as they arrive (modes with alpha > 0, and rollart)"
+        True, "send complete groups to the trainer as they arrive (mode rollart with estimator grpo only)"
     )
     quarantine_after: int = key(8, "a task is set aside after so many failures or dropped groups in a row", low=1)
     temperature: float = key(1.0, "sampling temperature in training", low=0.01)
@@ -220,7 +222,9 @@ class RunConfig:
     steps: int = key(10, "optimizer steps", low=0)
     mode: str = key("rollart", "which of the paper's systems this run is", choices=MODES)
     deterministic: bool = key(False, "bit-reproducible: one request per forward, no prefix reuse, groups in order")
-    tasks: dict[str, TaskConfig] = field(default_factory=dict, metadata={"help": "task files by name, with overrides"})
+    tasks: dict[str, TaskConfig] = field(
+        default_factory=dict, metadata={"help": "task files by name or path, with overrides"}
+    )
     model: ModelConfig = part(ModelConfig, "the model to train")
     flow: FlowSettings = part(FlowSettings, "batches, groups, staleness")
     validation: ValidationConfig = part(ValidationConfig, "held-out plays")

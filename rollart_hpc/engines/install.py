@@ -6,9 +6,11 @@ shared memory (staged), waiting for the other ranks of a collective (direct). On
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +22,8 @@ from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.direct import DirectTarget
 from rollart_hpc.weights.store import NodeStore
 from rollart_hpc.wire.messages import Install, InstallFailed, Message, TransferFailed, TransferJoin
+
+log = logging.getLogger(__name__)
 
 Order = Install | TransferJoin
 
@@ -46,34 +50,56 @@ class Prepared:
 
 
 class Preparer:
-    """Takes orders one after the other; `wake` is called from its thread whenever `ready` has something new."""
+    """Takes orders one after the other; `wake` is called from its thread whenever `ready` has something new.
+
+    The thread lives while there are orders. It is no daemon, for torch does not survive Python's end in mid-operation;
+    it ends by the deadline of its collective at the latest.
+    """
 
     def __init__(self, store: NodeStore, deadline_s: float, device: torch.device, wake: Callable[[], None]) -> None:
         self.ready: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
-        self._orders: queue.SimpleQueue[tuple[Order, float] | None] = queue.SimpleQueue()
+        self._orders: deque[tuple[Order, float]] = deque()
+        self._lock = threading.Lock()
+        self._busy = False
         self._store = store
         self._deadline_s = deadline_s
         self._device = device
         self._wake = wake
-        self._thread = threading.Thread(target=self._run, name="weights", daemon=True)
-        self._thread.start()
 
     def order(self, order: Order) -> None:
-        self._orders.put((order, time.monotonic()))
+        with self._lock:
+            self._orders.append((order, time.monotonic()))
+            if self._busy:
+                return
+            self._busy = True
+        threading.Thread(target=self._run, name="weights").start()
 
     def close(self) -> None:
-        """Does not wait: the thread is a daemon and may sit in a collective until its deadline."""
-        self._orders.put(None)
+        """Forget what was not begun. Does not wait: the thread may sit in a collective until its deadline."""
+        with self._lock:
+            self._orders.clear()
+
+    def is_busy(self) -> bool:
+        with self._lock:
+            return self._busy
 
     def _run(self) -> None:
-        while (item := self._orders.get()) is not None:
+        while (item := self._next()) is not None:
             prepared = Prepared(*item)
             try:
                 self._prepare(prepared)
             except (RollartError, OSError) as error:
                 prepared.error = str(error)
+            except Exception as error:  # the controller must hear of it, whatever it is
+                log.exception("weights %s", prepared.weights_id)
+                prepared.error = f"{type(error).__name__}: {error}"
             self.ready.put(prepared)
             self._wake()
+
+    def _next(self) -> tuple[Order, float] | None:
+        with self._lock:
+            self._busy = bool(self._orders)
+            return self._orders.popleft() if self._busy else None
 
     def _prepare(self, prepared: Prepared) -> None:
         source: Any

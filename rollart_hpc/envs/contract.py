@@ -6,6 +6,7 @@ tokens are not its business. It may raise, hang or crash: that ends its trajecto
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,3 +35,14 @@ class Environment(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class HasFormat(Protocol):
+    """Optional, besides `Environment`: needed when the run makes its own base model (`model.kind: tiny`)."""
+
+    def legal_answer(self, rng: random.Random) -> str:
+        """A random but legal answer to the observation just given, drawn from `rng`, never a hint at the solution.
+
+        From plays with such answers the tiny base model learns the form, and the tokenizer its words.
+        """
+        ...

@@ -59,6 +59,7 @@ class Service:
     # --- from the controller -----------------------------------------------------------------------
 
     def _receive(self) -> None:
+        self._tracer.set_offset(self._link.clock_offset_s)
         while not self._stopped and (received := self._link.recv(0)) is not None:
             self._handle(*received)
 

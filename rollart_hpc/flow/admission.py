@@ -22,6 +22,7 @@ class Admission:
         self.num_groups = 0
         self.next_index: Counter[str] = Counter()  # of each task's groups: decides their seeds
         self.is_due = True  # something has changed since the last look
+        self._taken_back: set[tuple[str, int]] = set()  # (task, index) of groups that a checkpoint kept
         self._completed = 0
         self._reset_failures: Counter[str] = Counter()  # in a row
         self._dropped_groups: Counter[str] = Counter()  # in a row
@@ -60,6 +61,8 @@ class Admission:
                 self.drop(group, reason)
 
     def _open(self, task: str, version: int, attempt: int) -> None:
+        while (task, self.next_index[task]) in self._taken_back:
+            self.next_index[task] += 1
         index = self.next_index[task]
         self.next_index[task] += 1
         group = Group(self.num_groups, task, index, version)
@@ -76,6 +79,13 @@ class Admission:
             )
             group.members.append(trajectory)
             self.plays.enter(trajectory)
+
+    def take_back(self, group: Group) -> None:
+        """A complete group from a checkpoint."""
+        self.groups[group.id] = group
+        self._taken_back.add((group.task, group.index))
+        self.plays.all.update({member.id: member for member in group.members})
+        self.batches.add(group)
 
     def scored(self, group: Group) -> None:
         done = [m for m in group.members if m.state is State.SCORED]
@@ -97,7 +107,7 @@ class Admission:
             self.batches.add(group)
 
     def drop(self, group: Group, reason: str) -> None:
-        self.tally.dropped[reason] += 1
+        self.tally.dropped[reason] += len(group.members)
         for member in group.members:
             self.plays.leave(member, reason)
         del self.groups[group.id]

@@ -32,6 +32,9 @@ from rollart_hpc.flow.state import PLAYING, Group, State, Tally, TaskTally, Traj
 from rollart_hpc.flow.validate import Validator
 from rollart_hpc.types import WeightsId
 
+# Events that bring a run forward; a retry that fails for ever is none.
+MOVES = (ev.Generated, ev.Ended, ev.Scored, ev.Committed, ev.Installed, ev.Saved)
+
 
 class Core:
     def __init__(self, policy: Policy, attempt: int = 1, saved: dict[str, Any] | None = None) -> None:
@@ -42,6 +45,8 @@ class Core:
         self.draining = ""
         self.saving: int | None = None
         self.saved_version = -1
+        self._first_step = 0
+        self._batch_size = policy.groups_per_step * policy.group_size
         self.workers: dict[str, Worker] = {}
         self.tally = Tally(tasks={task: TaskTally() for task in policy.tasks})
         self.mix = TaskMix({name: task.weight for name, task in policy.tasks.items()}, policy.groups_per_step)
@@ -72,7 +77,7 @@ class Core:
         if self.stopped:
             return []
         self._handlers[type(event)](event)  # type: ignore[operator]
-        if not isinstance(event, ev.Tick):
+        if isinstance(event, MOVES) and getattr(event, "status", "done") == "done":
             self.tally.progress += 1
         if not self.stopped:
             self._advance()
@@ -124,12 +129,15 @@ class Core:
 
     def _trainer_joined(self, worker: Worker, event: ev.Joined) -> None:
         self.publisher.trainer = worker
-        if event.attempt != self.attempt or event.version != self.version:
+        if event.attempt != self.attempt:
             self._roll_back(event.attempt, event.version)
+        # A trainer of this attempt whose connection broke ends itself and comes back restored, as a new attempt.
 
     def _roll_back(self, attempt: int, version: int) -> None:
         """The trainer was restored: versions above `version` never were, engines must install again."""
+        self.tally.dropped["trained_rolled_back"] += (self.version - version) * self._batch_size
         self.attempt, self.version = attempt, version
+        self._first_step = version
         self.saved_version = version if version == self.saved_version else -1
         self.admission.is_due = True
         self.batches.abandon()
@@ -142,6 +150,8 @@ class Core:
         self.admission.trim(version, "rolled_back")
         is_void = self.validator.roll_back(version)
         for trajectory in [t for t in self.plays.all.values() if not t.is_training]:
+            if is_void or trajectory.last_version > version:
+                self.tally.dropped["validation_rolled_back"] += 1
             if is_void:
                 self.plays.leave(trajectory, "rolled_back")
             elif trajectory.last_version > version:
@@ -193,7 +203,9 @@ class Core:
     def _may_serve(self, engine: Worker, trajectory: Trajectory) -> bool:
         """An engine more than alpha behind gets no requests; one that installs only when idle must finish first."""
         installed = engine.installed
-        if installed is None or installed.attempt != self.attempt or engine.installing is not None:
+        if installed is None or installed.attempt != self.attempt:
+            return False
+        if engine.installing is not None and (self.policy.install_idle or self.policy.direct):
             return False
         validation = self.validator.running
         if validation is not None and not trajectory.is_training and not trajectory.engine:
@@ -229,8 +241,9 @@ class Core:
     def _committed(self, event: ev.Committed) -> None:
         if event.version != self.version + 1 or not self.batches.is_closed:
             return
-        self.tally.wait_s += event.wait_s
-        self.tally.train_s += event.train_s
+        if event.version - 1 > self._first_step:  # the first wait of a trainer is for the run to start up
+            self.tally.wait_s += event.wait_s
+            self.tally.train_s += event.train_s
         trained = self.batches.commit()
         self._emit(ev.RecordStep(event.version, self.attempt, tuple(trained)))
         for group in trained:
@@ -272,7 +285,7 @@ class Core:
 
     def _install_failed(self, event: ev.InstallFailed) -> None:
         if event.engine in self.workers:
-            self.publisher.install_failed(self.workers[event.engine])
+            self.publisher.install_failed(self.workers[event.engine], event.weights)
 
     # --- validation --------------------------------------------------------------------------
 
@@ -280,7 +293,7 @@ class Core:
         newest = self.publisher.newest
         ready = newest == WeightsId(self.attempt, self.version) and not self.draining
         if ready and self.validator.is_due(self.version):
-            for trajectory in self.validator.begin(self.version, list(self.mix.tasks)):
+            for trajectory in self.validator.begin(self.version, list(self.mix.tasks), self.attempt):
                 self.plays.enter(trajectory)
 
     def _validated(self, trajectory: Trajectory) -> None:
@@ -332,6 +345,7 @@ class Core:
 
     def _stop(self, state: str, reason: str) -> None:
         self.stopped = state
+        self.tally.dropped["run_ended"] += sum(t.is_training for t in self.plays.all.values())
         self._emit(ev.StopRun(state, reason))
 
     def _tick(self, event: ev.Tick) -> None:
@@ -350,14 +364,14 @@ class Core:
         self.admission.num_groups = saved["num_groups"]
         self.admission.next_index.update(saved["group_index"])
         self.mix.restore(saved["mix"])
-        self.tally.dropped.update(saved["dropped"])
-        self.tally.staleness.update({int(k): v for k, v in saved["staleness"].items()})
+        self.tally.restore(saved["tally"])
         self.validator.restore(saved["validations"])
-        for group in groups_of(saved["groups"], self.policy.group_size):
-            if group.task in self.mix.tasks:
-                self.groups[group.id] = group
-                self.plays.all.update({member.id: member for member in group.members})
-                self.batches.add(group)
+        self._first_step = self.version
+        for group in groups_of(saved["groups"]):
+            if group.task in self.mix.tasks and len(group.members) == self.policy.group_size:
+                self.admission.take_back(group)
+            else:
+                self.tally.dropped["no_place"] += len(group.members)
         self.admission.trim(self.version, "no_place")
 
     def num_playing(self) -> int:

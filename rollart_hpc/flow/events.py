@@ -41,7 +41,7 @@ class TurnWanted:
 @dataclass(frozen=True, slots=True)
 class Generated:
     request: int
-    first_version: int
+    first_version: int  # -1: nothing was sampled, the engine had no room for this turn
     last_version: int
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0

@@ -72,6 +72,7 @@ class Plays:
         trajectory.issue += 1
         trajectory.turn = 0
         trajectory.first_version = trajectory.last_version = -1
+        trajectory.score_failures = 0
         trajectory.not_before = self.now + delay_s
         trajectory.state = State.QUEUED
         self.queue.append(trajectory)
@@ -96,6 +97,11 @@ class Plays:
     def generated(self, event: ev.Generated) -> None:
         trajectory = self._take_request(event.request)
         if trajectory is None:
+            return
+        if event.first_version < 0:
+            self._leave_engine(trajectory)
+            self._leave_env(trajectory, "no_room")
+            self.hooks.on_failed(trajectory, "no_room")
             return
         if trajectory.first_version < 0:
             trajectory.first_version = event.first_version
@@ -181,7 +187,7 @@ class Plays:
 
     def expire_scores(self) -> None:
         for trajectory in [t for t in self.all.values() if t.state is State.SCORING]:
-            if self.now - trajectory.reward_since > self.policy.reward_timeout_s:
+            if self.now > trajectory.reward_deadline:
                 self.tally.dropped["score_timeout"] += 1
                 trajectory.issue += 1  # a late answer is superseded
                 self._score_again(trajectory)
@@ -256,7 +262,9 @@ class Plays:
                 continue
             worker = min(workers, key=lambda w: (w.load, w.name))
             worker.load += 1
-            trajectory.reward_worker, trajectory.reward_since = worker.name, self.now
+            trajectory.reward_worker = worker.name
+            # A worker scores one after the other, and ends a call at its own deadline: this is the second line.
+            trajectory.reward_deadline = self.now + self.policy.reward_timeout_s * (worker.load + 1)
             trajectory.state = State.SCORING
             self.emit(ev.Score(worker.name, trajectory.id, trajectory.issue, trajectory.task))
             if worker.room <= 0:

@@ -96,13 +96,15 @@ class Publisher:
 
     def installed(self, engine: Worker, weights: WeightsId) -> None:
         engine.installed = weights
-        engine.installing = None
+        if engine.installing == weights:
+            engine.installing = None
         self.tally.installs += 1
         self._answered(engine.name, weights)
         self.advance()
 
-    def install_failed(self, engine: Worker) -> None:
-        engine.installing = None
+    def install_failed(self, engine: Worker, weights: WeightsId) -> None:
+        if engine.installing == weights:
+            engine.installing = None
         self.tally.transfer_failures += 1
 
     def advance(self) -> None:

@@ -19,8 +19,7 @@ def snapshot_of(core: Core) -> dict[str, Any]:
         "num_groups": core.admission.num_groups,
         "group_index": _resume_index(core),
         "mix": core.mix.snapshot(),
-        "dropped": dict(core.tally.dropped),
-        "staleness": {str(k): v for k, v in core.tally.staleness.items()},
+        "tally": core.tally.snapshot(),
         "validations": core.validator.snapshot(),
         "groups": [_group(group) for group in complete],
     }
@@ -44,9 +43,9 @@ def _group(group: Group) -> dict[str, Any]:
     }
 
 
-def groups_of(saved: list[dict[str, Any]], group_size: int) -> list[Group]:
-    """Buffered groups as they were; those of another group size can't be used and are left out."""
-    return [_restored(data, order) for order, data in enumerate(saved) if len(data["members"]) == group_size]
+def groups_of(saved: list[dict[str, Any]]) -> list[Group]:
+    """Buffered groups as they were."""
+    return [_restored(data, order) for order, data in enumerate(saved)]
 
 
 def _restored(data: dict[str, Any], order: int) -> Group:

@@ -6,7 +6,7 @@ A trajectory walks through `State`; every way out that is not SCORED is counted 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum, auto
 from typing import Any
 
@@ -47,7 +47,7 @@ class Trajectory:
     reward: float = 0.0
     success: bool = False
     reward_worker: str = ""
-    reward_since: float = 0.0
+    reward_deadline: float = 0.0
     failures: int = 0
     score_failures: int = 0
     not_before: float = 0.0
@@ -109,6 +109,10 @@ class TaskTally:
     requests_by_pool: Counter[str] = field(default_factory=Counter)
     quarantined: bool = False
 
+    def snapshot(self) -> dict[str, Any]:
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        return plain | {"requests_by_pool": dict(self.requests_by_pool)}
+
 
 @dataclass(slots=True)
 class Tally:
@@ -129,9 +133,25 @@ class Tally:
     install_bytes: int = 0
     wait_s: float = 0.0
     train_s: float = 0.0
-    trained_turns: list[int] = field(default_factory=list)
     progress: int = 0  # grows with every event that moves the run
 
-    def as_dict(self) -> dict[str, Any]:
-        """For a checkpoint: counters only."""
-        return {"dropped": dict(self.dropped), "staleness": {str(k): v for k, v in self.staleness.items()}}
+    def snapshot(self) -> dict[str, Any]:
+        """Without membership: who joined and left is the story of one controller, not of the trained chain."""
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("joined", "lost", "tasks")}
+        plain = {name: dict(value) if isinstance(value, Counter) else value for name, value in kept.items()}
+        return plain | {"tasks": {name: task.snapshot() for name, task in self.tasks.items()}}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Take over a snapshot (as JSON gives it back); tasks that the run no longer has are left out."""
+        for name, value in saved.items():
+            current = getattr(self, name)
+            if name == "tasks":
+                for task in set(value) & set(self.tasks):
+                    counts = Counter(value[task]["requests_by_pool"])
+                    self.tasks[task] = TaskTally(**{**value[task], "requests_by_pool": counts})
+            elif name == "staleness":
+                current.update({int(key): count for key, count in value.items()})
+            elif isinstance(current, Counter):
+                current.update(value)
+            else:
+                setattr(self, name, value)

@@ -70,13 +70,13 @@ class Validator:
     def has(self, version: int) -> bool:
         return any(v.version == version for v in self.done)
 
-    def begin(self, version: int, tasks: list[str]) -> list[Trajectory]:
+    def begin(self, version: int, tasks: list[str], attempt: int) -> list[Trajectory]:
         plays = self.policy.validation_plays
         alone = version in (0, self.policy.steps)
         self.running = Validation(version, alone, plays * len(tasks), {task: TaskScore() for task in tasks})
         return [
             Trajectory(
-                id=f"v{version}.{task}.{index}",
+                id=f"a{attempt}.v{version}.{task}.{index}",
                 task=task,
                 purpose="validate",
                 seed=self.policy.env_seed("validate", task, index),

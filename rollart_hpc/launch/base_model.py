@@ -11,7 +11,7 @@ from pathlib import Path
 from rollart_hpc.config.process import PARENT_VARIABLE
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.errors import SiteError
+from rollart_hpc.errors import EXIT_USER, SiteError, UserError
 from rollart_hpc.files import FILE_MODE, disk_errors, point
 from rollart_hpc.launch.command import environment, python
 from rollart_hpc.launch.failures import describe, last_error, quoted_tail
@@ -48,7 +48,8 @@ def _make_tiny(run: RunDir, say: Say) -> None:
         os.close(output)
     if code != 0 or not run.model.is_dir():
         said = last_error(log) or quoted_tail(log)
-        raise SiteError(f"the base model could not be made ({describe(code)}): {said}", f"its log: {log}")
+        kind = UserError if code == EXIT_USER else SiteError
+        raise kind(f"the base model could not be made ({describe(code)}): {said}", f"its log: {log}")
 
 
 def _run(command: list[str], log: int, say: Say) -> int:

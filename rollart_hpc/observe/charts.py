@@ -173,8 +173,8 @@ def bars(stacks: list[Stack], *, share: bool = False, unit: str = "") -> str:
         x = float(left)
         for name, value, colour in stack.parts:
             wide = axis(value * scale)
-            shown = f"{value / total:.1%}" if share else f"{number(value)}{unit}"
             if value > 0:
+                shown = f"{value / total:.1%}" if share else f"{number(value)}{unit}"
                 body.append(rect(x, y, (max(wide, 0.75), row - 12), colour, f"{stack.label}: {name} {shown}"))
             x += wide
         body.append(label(left - 10, y + 13, _short(stack.label), "end", "label"))

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from rollart_hpc.files import disk_errors
+from rollart_hpc.files import disk_errors, mend
 from rollart_hpc.observe.tensorboard import EventFile
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class MetricsLog:
         self._path = path
         self._encoder = msgspec.json.Encoder(enc_hook=_plain)
         with disk_errors(path):
-            _mend(path)
+            mend(path)
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def step(self, line: dict[str, Any]) -> None:
@@ -57,16 +57,6 @@ class MetricsLog:
             written = os.write(self._fd, data)
             if written < len(data):  # the disk ran full in mid-line; what fits is a torn line
                 os.write(self._fd, data[written:])
-
-
-def _mend(path: Path) -> None:
-    """End a line that an earlier writer left torn, so that ours does not continue it."""
-    try:
-        with path.open("rb+") as file:
-            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
-                file.write(b"\n")
-    except FileNotFoundError:
-        return
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -103,6 +93,18 @@ def surviving_steps(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             chain.pop()
         chain.append(line)
     return chain
+
+
+def surviving_validations(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without those of versions that a restore rolled back; of one validated twice the later one."""
+    kept: dict[tuple[int, str], dict[str, Any]] = {}
+    for line in lines:
+        version = line.get("version", 0)
+        if line.get("kind") == "step":
+            kept = {key: other for key, other in kept.items() if key[0] < version}
+        elif line.get("kind") == "validation":
+            kept[version, line.get("task", "")] = line
+    return list(kept.values())
 
 
 class Board:

@@ -42,7 +42,7 @@ def _load(run_dir: Path) -> Run:
         status=status,
         lines=lines,
         steps=metrics.surviving_steps(lines),
-        validations=metrics.of_kind(lines, "validation"),
+        validations=metrics.surviving_validations(lines),
         events=metrics.of_kind(lines, "event"),
         spans=read_run(run_dir.glob("attempts/*/trace")),
         config=config.read_text(errors="replace") if config.exists() else "",

@@ -29,7 +29,7 @@ class Run:
     status: Status
     lines: list[dict[str, Any]]
     steps: list[dict[str, Any]]  # without those that were rolled back
-    validations: list[dict[str, Any]]
+    validations: list[dict[str, Any]]  # likewise
     events: list[dict[str, Any]]
     spans: list[Span]
     config: str

@@ -1,8 +1,7 @@
-"""What a reward function is: a pure function of a trajectory's transcript. Owns that contract."""
+"""What a reward function is: a pure function `(transcript, **reward_params) -> Score`. Owns that contract."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,5 +20,3 @@ class Score:
     reward: float
     success: bool  # exact: what validation counts
 
-
-RewardFunction = Callable[..., Score]  # (transcript, **reward_params) -> Score

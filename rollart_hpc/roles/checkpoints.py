@@ -11,6 +11,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from rollart_hpc.config.rundir import COMMITTED, RunDir
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import make_directory, write_json
@@ -32,10 +34,14 @@ def begin(run: RunDir, snapshot: dict[str, Any], payloads: Payloads) -> Path:
 
 def commit(run: RunDir, version: int, attempt: int, keep: int) -> Path:
     directory, final = run.unfinished_checkpoint(version), run.checkpoint(version)
-    write_json(directory / COMMITTED, {"version": version, "attempt": attempt})
+    seals = {name: _checksum(directory / name) for name in (CORE, BUFFER)}
+    write_json(directory / COMMITTED, {"version": version, "attempt": attempt, "checksums": seals})
+    aside = final.with_suffix(".old")
     if final.exists():  # of a rolled-back attempt
-        shutil.rmtree(final)
+        shutil.rmtree(aside, ignore_errors=True)
+        final.rename(aside)
     directory.rename(final)
+    shutil.rmtree(aside, ignore_errors=True)
     for old in run.committed_checkpoints()[:-keep]:
         shutil.rmtree(old.path, ignore_errors=True)
     return final
@@ -46,14 +52,19 @@ def abandon(run: RunDir, version: int) -> None:
 
 
 def load(directory: Path, payloads: Payloads) -> dict[str, Any]:
-    """The core's snapshot; buffered payloads go into the store."""
+    """The core's snapshot; buffered payloads go into the store. Nothing is read before all of it is verified."""
     try:
+        seals = json.loads((directory / COMMITTED).read_text())["checksums"]
+        for name in (CORE, BUFFER):
+            if seals[name] != _checksum(directory / name):
+                raise ValueError(f"{name} is not what was written")
         snapshot: dict[str, Any] = json.loads((directory / CORE).read_text())
-        assert isinstance(snapshot["version"], int)
-    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
-        raise SiteError(
-            f"checkpoint {directory} is damaged: {CORE}: {error}", "remove this checkpoint to go on from the one before"
-        ) from None
-    payloads.load(directory / BUFFER)
-    snapshot["groups"] = [g for g in snapshot["groups"] if all(m["id"] in payloads.ended for m in g["members"])]
+        payloads.load(directory / BUFFER)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        fix = "remove this checkpoint to go on from the one before"
+        raise SiteError(f"checkpoint {directory} is damaged: {error}", fix) from None
     return snapshot
+
+
+def _checksum(path: Path) -> str:
+    return xxhash.xxh3_128_hexdigest(path.read_bytes())

@@ -22,6 +22,7 @@ from rollart_hpc.files import write_json
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
 from rollart_hpc.flow.policy import policy_of
+from rollart_hpc.flow.state import State
 from rollart_hpc.roles import checkpoints
 from rollart_hpc.roles.journal import Journal
 from rollart_hpc.roles.payloads import TRANSCRIPT, Payloads, chunk_frames
@@ -45,6 +46,7 @@ class Controller:
         self.payloads = Payloads()
         saved = checkpoints.load(start.checkpoint, self.payloads) if start.checkpoint else None
         self.core = Core(policy_of(start.config), start.attempt, saved)
+        self.payloads.keep_only(self.core.plays.all)
         self.hub = Hub("127.0.0.1", keys.load_server(start.run.keys(start.attempt)))
         timeouts = start.config.timeouts
         self.members = members.Members(
@@ -83,33 +85,37 @@ class Controller:
     def _take(self, name: str, message: ms.AnyMessage, frames: list[Frame]) -> None:
         for change in self.members.handle(name, message):
             self._member(change)
-        self._keep(message, frames)
         try:
             event = event_of(name, message, frames)
         except (IndexError, ValueError) as error:
             log.warning("%s sent a %s that can't be read: %s", name, type(message).__name__, error)
             self.hub.counters["bad_messages"] += 1
             return
+        self.journal.saw(message)
+        self._keep(message, frames)
         if event is not None:
             self.pending.append(event)
 
     def _keep(self, message: ms.AnyMessage, frames: list[Frame]) -> None:
         """Payloads wait here until a command names them."""
         if isinstance(message, ms.TurnWanted):
-            self.payloads.turns[message.trajectory] = (message, frames)
-        elif isinstance(message, ms.Generated):
-            self.payloads.answers[message.request] = (message, frames)
+            if self._is_current(message):
+                self.payloads.turns[message.trajectory] = (message, frames)
         elif isinstance(message, ms.Ended):
-            self._keep_ended(message, frames)
+            if self._is_current(message):
+                self.payloads.ended[message.trajectory] = (message, frames)
+        elif isinstance(message, ms.Generated):
+            if message.request in self.core.plays.requests:
+                self.payloads.answers[message.trajectory] = (message, frames)
         elif isinstance(message, ms.Committed):
             self._commit = message
         elif isinstance(message, ms.Saved):
             self._saved(message)
 
-    def _keep_ended(self, message: ms.Ended, frames: list[Frame]) -> None:
-        current = self.core.plays.all.get(message.trajectory)
-        if current is not None and current.issue == message.issue:
-            self.payloads.ended[message.trajectory] = (message, frames)
+    def _is_current(self, message: ms.TurnWanted | ms.Ended) -> bool:
+        """Not the word of a worker that was given up meanwhile: its payload must not replace its successor's."""
+        play = self.core.plays.all.get(message.trajectory)
+        return play is not None and play.issue == message.issue and play.state is State.STEPPING
 
     def _member(self, change: members.Joined | members.Lost) -> None:
         hello = change.hello
@@ -147,8 +153,6 @@ class Controller:
                     receiver_and_message = message_of(command)
                     assert receiver_and_message is not None, command
                     self._send(*receiver_and_message)
-            if isinstance(event, ev.Generated):
-                self._drop_undelivered(event.request)
 
     def _send(self, name: str, message: ms.Message, *frames: Frame) -> None:
         if not self.hub.send(name, message, *frames):
@@ -164,16 +168,9 @@ class Controller:
         self._send(c.engine, message, *frames)
 
     def _deliver(self, c: ev.Deliver) -> None:
-        message, frames = self.payloads.answers.pop(c.request)
+        message, frames = self.payloads.answers.pop(c.trajectory)
+        assert message.request == c.request
         self._send(c.worker, message, *frames)
-
-    def _drop_undelivered(self, request: int) -> None:
-        """A superseded answer is not kept; one that is held back (lockstep) is."""
-        trajectory = self.payloads.answers.get(request)
-        if trajectory is not None:
-            play = self.core.plays.all.get(trajectory[0].trajectory)
-            if play is None or play.request != request:
-                del self.payloads.answers[request]
 
     def _score(self, c: ev.Score) -> None:
         _, frames = self.payloads.ended[c.trajectory]
@@ -211,7 +208,7 @@ class Controller:
             checkpoints.abandon(self.run_dir, message.version)
         else:
             checkpoints.commit(self.run_dir, message.version, self.core.attempt, self.config.checkpoint.keep)
-            self.journal.event("checkpoint", str(message.version), "")
+            self.journal.event("checkpoint", str(message.version))
 
     def _stop_run(self, c: ev.StopRun) -> None:
         log.info("%s: %s", c.state, c.reason)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import zlib
 
 from rollart_hpc.config.schema import EngineConfig
@@ -40,6 +42,9 @@ def main(start: Start) -> None:
         finally:
             preparer.close()
             link.close()
+    if preparer.is_busy():  # in a collective that the end of the run broke: gloo can't be interrupted, nobody waits
+        logging.shutdown()
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ def main(start: Start) -> None:
         try:
             host.start()
             link = connect(start, capacity=config.env.slots)
-            tracer.set_offset(link.clock_offset_s)
             try:
                 service = Service(
                     config.tasks, renderer=renderer, host=host, link=link, tracer=tracer, selector=selector

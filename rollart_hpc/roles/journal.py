@@ -6,7 +6,6 @@ weights it came from and led to, so the chain that survives restores can be foll
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter, defaultdict
 
@@ -14,9 +13,11 @@ import msgspec
 
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.files import append_line, mend
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
 from rollart_hpc.flow.state import TaskTally, Trajectory
+from rollart_hpc.observe import metrics
 from rollart_hpc.observe.metrics import Board, MetricsLog
 from rollart_hpc.observe.status import (
     StalenessStatus,
@@ -31,6 +32,7 @@ from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.wire import messages as ms
 
 STATUS_EVERY_S = 1.0
+JOINED, LOST = "worker_joined", "worker_lost"
 
 
 class Journal:
@@ -40,7 +42,11 @@ class Journal:
         self.board = Board(run.tensorboard)
         self.tracer = Tracer(run.trace_part(core.attempt, "controller"), "controller")
         self.tracer.set_offset(0.0)
-        self._ledger = os.open(run.ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        mend(run.ledger)
+        self._earlier = _earlier_workers(run)
+        self._spent_s: defaultdict[str, float] = defaultdict(float)  # of all processes together, since the last step
+        self._moved_s = 0.0  # publishing and passing on weights
+        self._moved_bytes = 0
         self._began = time.monotonic()
         self._before_s = _elapsed_before(run)
         self._last_step_s = self._began
@@ -57,13 +63,31 @@ class Journal:
     # --- what happened -----------------------------------------------------------------------
 
     def joined(self, hello: ms.Hello) -> None:
-        self.event("worker_joined", hello.name, f"{hello.role} on {hello.node}, pid {hello.pid}")
+        detail = f"{hello.role} on {hello.node}, pid {hello.pid}"
+        self.event(JOINED, hello.name, detail, role=hello.role)
 
     def lost(self, hello: ms.Hello, reason: str) -> None:
-        self.event("worker_lost", hello.name, reason)
+        self.event(LOST, hello.name, reason, role=hello.role)
 
-    def event(self, what: str, name: str, detail: str) -> None:
-        self.metrics.event(what, time_s=self.time_s, name=name, detail=detail)
+    def event(self, what: str, name: str, detail: str = "", **more: str) -> None:
+        self.metrics.event(what, time_s=self.time_s, name=name, detail=detail, **more)
+
+    def saw(self, message: ms.Message) -> None:
+        """Where time went, as the processes tell it in passing."""
+        match message:
+            case ms.Generated():
+                self._spent_s["queue"] += message.queue_s
+                self._spent_s["prefill"] += message.prefill_s
+                self._spent_s["decode"] += message.decode_s
+            case ms.Ended():
+                self._spent_s["environment"] += message.reset_s + message.env_s
+            case ms.Scored():
+                self._spent_s["reward"] += message.seconds
+            case ms.Installed():
+                self._spent_s["weights"] += message.exposed_s
+            case ms.Published() | ms.TransferSent():
+                self._moved_s += message.seconds
+                self._moved_bytes += message.num_bytes
 
     def step(self, record: ev.RecordStep, commit: ms.Committed) -> None:
         self._write_ledger(record, commit)
@@ -82,8 +106,10 @@ class Journal:
             "tokens_per_s": self._tokens_per_s,
             "staleness": {str(k): v for k, v in sorted(_staleness(record).items())},
             **_means(record),
+            "spent_s": dict(self._spent_s),
             "metrics": commit.metrics,
         }
+        self._spent_s.clear()
         self.tracer.span("step", self._last_step_s, now, step=commit.step)
         self._last_step_s, self._last_tokens = now, tokens
         self.metrics.step(line)
@@ -122,7 +148,7 @@ class Journal:
         self._write_status()
         self.tracer.close()
         self.board.close()
-        os.close(self._ledger)
+        self.metrics.close()
 
     # --- files -------------------------------------------------------------------------------
 
@@ -138,8 +164,7 @@ class Journal:
             "trajectories": [member.id for member in members],
             "start_versions": [member.first_version for member in members],
         }
-        os.write(self._ledger, msgspec.json.encode(line) + b"\n")
-        os.fsync(self._ledger)
+        append_line(self.run.ledger, msgspec.json.encode(line).decode(), sync=True)
 
     def _write_status(self) -> None:
         write_status(self.run.status, self.status())
@@ -185,9 +210,9 @@ class Journal:
             transfers=tally.installs,
             relay_transfers=tally.transfers,
             failures=tally.transfer_failures,
-            total_s=tally.install_s,
+            total_s=self._moved_s + tally.install_s,
             exposed_s=tally.exposed_s,
-            bytes=tally.install_bytes,
+            bytes=self._moved_bytes + tally.install_bytes,
         )
 
     def _task(self, name: str, task: TaskTally) -> TaskStatus:
@@ -209,9 +234,12 @@ class Journal:
 
     def _workers(self) -> dict[str, WorkerStatus]:
         alive: Counter[str] = Counter(worker.role for worker in self.core.workers.values())
-        tally = self.core.tally
-        roles = sorted(set(tally.joined) | {"env", "engine", "trainer", "reward"})
-        return {role: WorkerStatus(tally.joined[role], tally.lost[role], alive[role]) for role in roles}
+        joined, lost = (Counter(self.core.tally.joined), Counter(self.core.tally.lost))
+        joined.update(self._earlier[JOINED])
+        lost.update(self._earlier[LOST])
+        joined["controller"], alive["controller"] = lost["controller"] + 1, 1
+        roles = sorted({*joined, "env", "engine", "trainer", "reward"})
+        return {role: WorkerStatus(joined[role], lost[role], alive[role]) for role in roles}
 
     def _generated_tokens(self) -> int:
         return sum(task.decode_tokens for task in self.core.tally.tasks.values())
@@ -231,6 +259,20 @@ def _means(record: ev.RecordStep) -> dict[str, dict[str, float]]:
         "success": {task: sum(t.success for t in plays) / len(plays) for task, plays in played.items()},
         "turns": {task: sum(t.turn for t in plays) / len(plays) for task, plays in played.items()},
     }
+
+
+def _earlier_workers(run: RunDir) -> dict[str, Counter[str]]:
+    """Who joined under earlier controllers of this run. Each of those is itself a loss, and so is all it had."""
+    found: dict[str, Counter[str]] = {JOINED: Counter(), LOST: Counter()}
+    earlier = [n for n in run.attempt_numbers() if run.controller(n).exists() and not run.controller(n).is_symlink()]
+    if not earlier:
+        return found
+    for line in metrics.of_kind(metrics.read(run.metrics), "event"):
+        if line["what"] in found and "role" in line:
+            found[line["what"]][line["role"]] += 1
+    found[LOST] = Counter(found[JOINED])
+    found[LOST]["controller"] = len(earlier)
+    return found
 
 
 def _elapsed_before(run: RunDir) -> float:

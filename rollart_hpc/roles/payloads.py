@@ -5,11 +5,11 @@ The core decides by name, this store holds what the name stands for until the co
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 
 import msgspec
 
-from rollart_hpc.errors import SiteError
 from rollart_hpc.files import write_atomic
 from rollart_hpc.types import Frame
 from rollart_hpc.wire.messages import Chunk, ChunkItem, Ended, Generated, TurnWanted, decode, encode
@@ -20,12 +20,17 @@ TRANSCRIPT, RECORD = 0, slice(1, 4)  # frames of an Ended message
 class Payloads:
     def __init__(self) -> None:
         self.turns: dict[str, tuple[TurnWanted, list[Frame]]] = {}
-        self.answers: dict[int, tuple[Generated, list[Frame]]] = {}
+        self.answers: dict[str, tuple[Generated, list[Frame]]] = {}
         self.ended: dict[str, tuple[Ended, list[Frame]]] = {}
 
     def release(self, trajectory: str) -> None:
-        self.turns.pop(trajectory, None)
-        self.ended.pop(trajectory, None)
+        for store in (self.turns, self.answers, self.ended):
+            store.pop(trajectory, None)
+
+    def keep_only(self, trajectories: Container[str]) -> None:
+        """After a restore: drop what the core has no use for."""
+        for trajectory in [name for name in self.ended if name not in trajectories]:
+            self.release(trajectory)
 
     def chunk_item(self, trajectory: str, group: int, task: str, reward: float) -> tuple[ChunkItem, list[Frame]]:
         ended, frames = self.ended[trajectory]
@@ -38,11 +43,7 @@ class Payloads:
         write_atomic(path, content)
 
     def load(self, path: Path) -> None:
-        try:
-            rows = msgspec.msgpack.decode(path.read_bytes(), type=list[list[bytes]])
-        except (OSError, msgspec.DecodeError) as error:
-            fix = "remove this checkpoint to go on from the one before"
-            raise SiteError(f"{path} can't be read: {error}", fix) from None
+        rows = msgspec.msgpack.decode(path.read_bytes(), type=list[list[bytes]])
         for header, *frames in rows:
             ended = decode(header)
             assert isinstance(ended, Ended)

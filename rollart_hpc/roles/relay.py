@@ -32,13 +32,16 @@ def main(start: Start) -> None:
         relay = Relay(store, host, start.config.weights.deadline_s, link.send, tracer)
         try:
             _serve(link, relay, tracer)
-        finally:
+        except BaseException:  # the store stays: the relay that follows on this node goes on with it
             link.close()
-            _leave(relay, store, start.incarnation)
+            relay.close()
+            raise
+        link.close()
+        _leave(relay, store, start.incarnation)
 
 
 def _leave(relay: Relay, store: NodeStore, incarnation: str) -> None:
-    """Free the memory at once, and again what a transfer in flight put there before it ended."""
+    """The run is over. Free the memory at once, and again what a transfer in flight put there before it ended."""
     is_mine = store.is_owned_by(incarnation)  # else a newer relay of this node lives on it
     if is_mine:
         store.remove()

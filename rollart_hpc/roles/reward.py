@@ -95,6 +95,7 @@ def serve(link: Link, scorer: Scorer, tracer: Tracer) -> None:
 
     while (received := link.recv(None)) is not None:
         message, frames = received
+        tracer.set_offset(link.clock_offset_s)
         if isinstance(message, Stop):
             return
         if isinstance(message, ScoreWanted):
@@ -109,7 +110,6 @@ def main(start: Start) -> None:
     config = start.config
     link = connect(start, capacity=config.reward.slots)
     with Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
-        tracer.set_offset(link.clock_offset_s)
         try:
             serve(link, Scorer(config.tasks, config.reward.timeout_s), tracer)
         finally:

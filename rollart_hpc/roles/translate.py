@@ -11,9 +11,11 @@ from rollart_hpc.wire import messages as ms
 
 def _generated(m: ms.Generated, frames: list[Frame]) -> ev.Event:
     """The versions frame is peeked at for its first and last entry: that is all the core needs of it."""
-    versions = memoryview(frames[2])
-    first, last = versions[:4], versions[-4:]
-    return ev.Generated(m.request, _int32(first), _int32(last), m.num_prefill_tokens, m.num_decode_tokens)
+    ids, logprobs, versions = (memoryview(frame) for frame in frames)
+    if not ids.nbytes == logprobs.nbytes == versions.nbytes or versions.nbytes % 4:
+        raise ValueError("ids, logprobs and versions differ in length")
+    first, last = (_int32(versions[:4]), _int32(versions[-4:])) if versions.nbytes else (-1, -1)
+    return ev.Generated(m.request, first, last, m.num_prefill_tokens, m.num_decode_tokens)
 
 
 def _int32(four: memoryview) -> int:

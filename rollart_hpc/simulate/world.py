@@ -133,6 +133,13 @@ class World:
             self.weights = WeightsId(self.attempt, version)
         self.after(back_after_s, lambda: self.start(name))
 
+    def reconnect(self, name: str) -> None:
+        """Its connection broke: it is lost and joins at once, as a new life that dropped all it had."""
+        member = self.by_name[name]
+        if member.is_alive and member.role != "trainer" and not self.ended:
+            member.is_alive = False
+            self.start(name)
+
     def kill_controller(self) -> None:
         """Everything is started again as a new attempt from the last committed checkpoint."""
         self.attempt += 1
@@ -282,7 +289,11 @@ class World:
             self._answer(target, delay_s, ev.Held(c.target, c.weights))
 
     def _do_Install(self, c: ev.Install) -> None:
-        self._install(self.by_name[c.engine], c.weights, self.durations.transfer(self.random))
+        engine, delay_s = self.by_name[c.engine], self.durations.transfer(self.random)
+        if self.random.random() < self.durations.failure_rate:
+            self._answer(engine, delay_s, ev.InstallFailed(c.engine, c.weights))
+        else:
+            self._install(engine, c.weights, delay_s)
 
     def _install(self, engine: Member, weights: WeightsId, delay_s: float) -> None:
         life = engine.life

@@ -1,7 +1,8 @@
 """The tiny base model that a run makes itself: knows the form of the tasks' answers, none of their solutions.
 
 Owns a word-level tokenizer over the tasks' own words, a chat template, a two-layer Qwen3, and a short training on
-plays whose answers are legal but random. An environment takes part by its `legal_answer(rng)`.
+plays whose answers are legal but random, on training seeds only. An environment takes part by its
+`legal_answer(rng)` (`envs.contract.HasFormat`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +20,12 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from rollart_hpc.config.callables import FORMAT, lacks_format
+from rollart_hpc.config.objects import resolve
 from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.config.schema import TaskConfig
+from rollart_hpc.errors import UserError
 
 PAD, UNKNOWN, END, USER, ASSISTANT = SPECIAL = ("<pad>", "<unk>", "<|end|>", "<|user|>", "<|assistant|>")
 PAD_ID, END_ID = SPECIAL.index(PAD), SPECIAL.index(END)
@@ -30,6 +35,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
 )
 MAX_LENGTH = 512
+MAX_TURNS = 64  # of a play: an environment may leave its end to the task's max_turns
+NUM_VOCABULARY_PLAYS = 200
 STEPS, LEARNING_RATE, WARMUP_STEPS = 500, 3e-3, 20
 TOKENS_PER_TASK = 800  # of a step, about
 OBSERVED_WEIGHT = 0.3  # of an observed token's loss, relative to an answered one
@@ -58,7 +65,8 @@ def make_tiny_model(
 
 def _make_tokenizer(environments: Sequence[Any]) -> Tokenizer:
     rng = random.Random(0)
-    texts = [text for env in environments for seed in range(200) for turn in _play(env, seed, rng) for text in turn]
+    seeds = [_training_seed(number) for number in range(NUM_VOCABULARY_PLAYS)]
+    texts = [text for env in environments for seed in seeds for turn in _play(env, seed, rng) for text in turn]
     words = sorted({word for text in texts for word in text.split()})
     vocabulary = {word: number for number, word in enumerate(dict.fromkeys([*SPECIAL, *words]))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
@@ -77,10 +85,15 @@ def _make_model(vocabulary: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
+def _training_seed(number: int) -> int:
+    """Even: odd seeds are those of validation, and nothing the model has seen may be one of them."""
+    return 2 * number
+
+
 def _play(env: Any, seed: int, rng: random.Random) -> list[tuple[str, str]]:
     """(observation, answer) of every turn."""
     turns, observation, done = [], env.reset(seed), False
-    while not done:
+    while not done and len(turns) < MAX_TURNS:
         answer = env.legal_answer(rng)
         turns.append((observation, answer))
         turn = env.step(answer)
@@ -97,14 +110,14 @@ def _tokens(turns: list[tuple[str, str]], tokenizer: Tokenizer) -> Play:
             ids = tokenizer.encode(text).ids
             play.ids.extend(ids)
             play.kinds.extend([kind] * len(ids))
-    return play
+    return Play(play.ids[:MAX_LENGTH], play.kinds[:MAX_LENGTH])
 
 
 def _batch(env: Any, tokenizer: Tokenizer, rng: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and loss weights [plays, tokens] of one task."""
     plays: list[Play] = []
     while sum(len(play.ids) for play in plays) < TOKENS_PER_TASK:
-        plays.append(_tokens(_play(env, rng.randrange(1 << 31), rng), tokenizer))
+        plays.append(_tokens(_play(env, _training_seed(rng.randrange(1 << 30)), rng), tokenizer))
     longest = max(len(play.ids) for play in plays)
     ids = torch.tensor([play.ids + [PAD_ID] * (longest - len(play.ids)) for play in plays])
     kinds = torch.tensor([play.kinds + [IGNORED] * (longest - len(play.ids)) for play in plays])
@@ -138,14 +151,33 @@ def _learn_format(
             log(f"format step {step + 1} of {steps}: loss {' '.join(losses)}")
 
 
-def main() -> int:
-    from rollart_hpc.config.objects import resolve
+def _make_environments(tasks: Mapping[str, TaskConfig]) -> list[Any]:
+    """What could not be found out without calling the users' code is found out here."""
+    environments = []
+    for name, task in tasks.items():
+        try:
+            env = resolve(task.environment)(**task.params)
+        except UserError:
+            raise
+        except Exception as error:
+            what = f"tasks.{name}: the environment can't be made: {type(error).__name__}: {error}"
+            raise UserError(what, f"correct tasks.{name}.params or {task.environment}") from error
+        if not hasattr(env, FORMAT):
+            raise UserError(f"tasks.{name}.environment: {lacks_format(type(env).__name__)}")
+        environments.append(env)
+    return environments
 
+
+def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--run-dir", required=True)
     run = RunDir(parser.parse_args().run_dir)
     config = read_resolved(run.config)
-    environments = [resolve(task.environment)(**task.params) for task in config.tasks.values()]
+    try:
+        environments = _make_environments(config.tasks)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     scratch = run.model.with_name("model.tmp")
     scratch.mkdir(mode=0o700, exist_ok=True)
     make_tiny_model(scratch, config.seed, environments)

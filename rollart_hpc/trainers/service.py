@@ -22,7 +22,7 @@ from rollart_hpc.trainers.publish import Publisher
 from rollart_hpc.trainers.world import World
 from rollart_hpc.types import Frame, WeightsId
 from rollart_hpc.wire import messages
-from rollart_hpc.wire.link import Link
+from rollart_hpc.wire.link import Link, LinkClosed
 from rollart_hpc.wire.messages import (
     AnyMessage,
     BatchWanted,
@@ -119,7 +119,7 @@ class Leader:
         self._tracer = tracer
         self._attempt = attempt
         self._steps = Steps(trainer)
-        self._joined_at = trainer.version  # what Hello told, and tells again after a lost connection
+        self._agreed = trainer.version  # newest version that the controller is known to know of
         self._wait_s = self._train_s = 0.0
         self._stopped = False
 
@@ -140,7 +140,7 @@ class Leader:
             case TransferOffer():
                 self._publisher.offer(message)
             case WhoAreYou():
-                self._start_over()
+                self._go_on_or_end()
             case Stop():
                 log.info("stopping: %s", message.reason)
                 self._pass_on(message, [])
@@ -164,6 +164,7 @@ class Leader:
         if not self._steps.expects(chunk):
             log.info("chunk %d of step %d is not wanted at version %d", chunk.index, chunk.step, self._trainer.version)
             return
+        self._agreed = chunk.step
         start_s = time.monotonic()
         self._pass_on(chunk, frames)
         result = self._steps.take(chunk, frames)
@@ -186,6 +187,7 @@ class Leader:
             train_s=self._train_s,
         )
         self._link.send(message)
+        self._link.update_hello(version=result.version, digest=result.digest)
 
     def _publish(self) -> None:
         start_s = time.monotonic()
@@ -199,11 +201,11 @@ class Leader:
         self._wait_s = self._train_s = 0.0
         self._link.send(BatchWanted(self._trainer.version))
 
-    def _start_over(self) -> None:
-        """The connection broke: chunks may be lost, and so may a Committed, which only a restore can settle."""
-        if self._trainer.version != self._joined_at:
-            raise SiteError(
-                f"the connection to the controller broke at version {self._trainer.version}",
+    def _go_on_or_end(self) -> None:
+        """The connection broke. Lost chunks come again; a Committed that may be lost only a restore can settle."""
+        if self._trainer.version != self._agreed:
+            raise LinkClosed(
+                f"the connection to the controller broke at version {self._trainer.version}, which it may not know",
                 "the trainer goes on from the newest checkpoint",
             )
         self._link.send(Published(self._attempt, self._trainer.version, 0, 0.0))
@@ -216,6 +218,7 @@ class Leader:
         if save.version != self._trainer.version:
             error = f"the trainer is at version {self._trainer.version}, not {save.version}"
         else:
+            self._agreed = save.version
             self._pass_on(save, [])
             try:
                 self._trainer.save(Path(save.directory) / PART)

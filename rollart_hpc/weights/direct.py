@@ -102,8 +102,13 @@ class DirectSource:
         self._threads: list[threading.Thread] = []
 
     def offer(self, epoch: int, size: int, weights_id: WeightsId, snapshot: Callable[[], Named]) -> None:
-        """Open an epoch for `size` ranks. Returns at once, after reporting TransferReady."""
-        rendezvous = open_rendezvous(self._host)
+        """Open an epoch for `size` ranks. Returns at once, after reporting TransferReady or TransferFailed."""
+        try:
+            rendezvous = open_rendezvous(self._host)
+        except SiteError as error:
+            log.warning("epoch %d: %s", epoch, error)
+            self._report(TransferFailed(epoch, str(error)))
+            return
         thread = threading.Thread(
             target=self._send,
             args=(epoch, size, weights_id, snapshot, rendezvous),

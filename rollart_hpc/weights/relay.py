@@ -1,6 +1,6 @@
 """What a relay does with its node's store. Owns transfers in flight; knows no socket of the control plane.
 
-    Adopt          the trainer of this node wrote a version here    -> Held
+    Adopt          the trainer of this node wrote a version here    -> Held | TransferFailed(NO_EPOCH)
     TransferOffer  send a version to other nodes, in a thread       -> TransferReady, then TransferSent | TransferFailed
     TransferJoin   receive a version into the store, in a thread    -> Held | TransferFailed
 
@@ -37,6 +37,7 @@ from rollart_hpc.wire.messages import (
 log = logging.getLogger(__name__)
 
 KEEP = 2
+NO_EPOCH = 0  # an Adopt belongs to none; the controller counts from 1
 
 
 class Relay:
@@ -82,11 +83,13 @@ class Relay:
         start_s = time.monotonic()
         try:
             self._verify(weights_id, start_s)
-        except BadWeights as error:
+        except (BadWeights, OSError) as error:
             if any(newer > weights_id for newer in self._store.versions()):
                 log.info("%s is gone already, a newer version follows", weights_id)
                 return
-            raise SiteError(f"can't adopt {weights_id}: {error}", "see the trainer's log on this node") from None
+            log.warning("can't adopt %s: %s; see the trainer's log on this node", weights_id, error)
+            self._report(TransferFailed(NO_EPOCH, f"can't adopt {weights_id}: {error}"))
+            return
         self._tracer.span("weights.adopt", start_s, time.monotonic(), version=weights_id.version)
         self._prune()
 

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+import msgspec
 import zmq
 import zmq.utils.monitor
 
@@ -120,6 +121,10 @@ class Link:
             return  # a thread of the role that outlives the link
         self._outbox.append([messages.encode(message), *frames])
         self._outgoing.set()
+
+    def update_hello(self, *, version: int, digest: str) -> None:
+        """From any thread: what is said the next time this process has to join again."""
+        self._hello = msgspec.structs.replace(self._hello, version=version, digest=digest)
 
     def recv(self, timeout_s: float | None = None) -> Received | None:
         """The next message, or None after `timeout_s` (None: wait for ever). Raises LinkClosed at the end."""

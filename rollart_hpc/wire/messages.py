@@ -146,7 +146,7 @@ class Ended(Message):
 
     trajectory: str
     issue: int
-    status: str  # "done" or a failure: see flow.drops
+    status: str  # "done" or a failure: the reasons are in docs/runs.md
     detail: str
     num_turns: int
     num_tokens: int

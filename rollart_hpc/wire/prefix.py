@@ -6,8 +6,6 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-EMPTY_HASH = xxhash.xxh3_64_intdigest(b"") >> 1
-
 
 def prefix_hash(ids: NDArray[np.int32]) -> int:
     """63 bits, so that it fits msgpack's and numpy's signed integers on every side."""

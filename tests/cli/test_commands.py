@@ -11,8 +11,12 @@ from typing import Any
 
 import pytest
 
+from rollart_hpc.cli.control import _new_proc
 from rollart_hpc.cli.main import build_parser
+from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.errors import UserError
+from rollart_hpc.hardware import BANDWIDTH, COMPUTE
 from rollart_hpc.launch.ownership import start_ticks
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -68,6 +72,31 @@ def test_the_state_is_that_of_the_supervisor(cli: Cli, run: RunDir, owner: str |
     found = json.loads(cli("status", run.path, "--json").stdout)
     assert found["state"] == state
     assert found["reason"] == ("full disk" if owner == "failed" else "")
+
+
+def test_status_has_every_key_before_the_first_attempt(cli: Cli, run: RunDir) -> None:
+    found = json.loads(cli("status", run.path, "--json").stdout)
+    assert (found["state"], found["step"], found["policy_version"], found["attempt"]) == ("preparing", 0, 0, 0)
+    assert {"score_first", "score_last", "trajectories", "pool_share"} <= set(found["tasks"]["lake"])
+    assert found["staleness"] == {"bound": 1, "max_trained": 0, "histogram": {}} and found["dropped"] == {}
+    assert found["workers"]["engine"] == {"joined": 0, "lost": 0, "alive": 0}
+    assert {"transport", "transfers", "total_s", "exposed_s", "bytes"} <= set(found["weights"])
+    assert found["weights"]["transport"] == "staged" and found["wait"] == {"get_batch_share": 0.0}
+    assert "preparing, attempt 0" in cli("status", run.path).stdout
+
+
+def test_an_engine_joins_only_where_weights_arrive(run: RunDir) -> None:
+    config = read_resolved(run.config)
+    config.pools = {COMPUTE: config.pools[COMPUTE]}
+    with pytest.raises(UserError, match="pool bandwidth has no relay") as refused:
+        _new_proc("engine", BANDWIDTH, config)
+    assert refused.value.fix == "--pool compute"
+    assert _new_proc("engine", COMPUTE, config).node == COMPUTE
+    config.weights.transport = "direct"
+    assert _new_proc("engine", BANDWIDTH, config).pool == BANDWIDTH
+    for role, pool in (("engine", "gpu"), ("env", COMPUTE)):
+        with pytest.raises(UserError, match="pool"):
+            _new_proc(role, pool, config)  # type: ignore[arg-type]
 
 
 def test_status_without_a_directory_means_the_newest_run(cli: Cli, run_root: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
 from rollart_hpc.flow.policy import Policy, TaskPolicy
@@ -120,7 +122,7 @@ def test_a_filtered_group_is_replaced():
     group = scene.groups()[0]
     for play in group:
         scene.finish(play, reward=0.5)
-    assert scene.core.tally.dropped["group_filtered"] == 1
+    assert scene.core.tally.dropped["group_filtered"] == 2
     assert len(scene.groups()) == 1
 
 
@@ -154,7 +156,7 @@ def test_a_group_that_can_train_no_more_is_aborted_in_mid_decode():
     for group in fast:
         for play in group:
             scene.finish(play)
-    assert scene.core.tally.dropped["group_stale"] == 1
+    assert scene.core.tally.dropped["group_stale"] == 2
     assert len(scene.take(ev.AbortRequest)) == 1
 
 
@@ -230,7 +232,7 @@ def test_what_began_on_a_rolled_back_version_is_dropped():
     scene.turn(early[2][0], version=0)
     scene.turn(late[0], version=1)
     scene.do(ev.Lost("trainer"), ev.Joined("trainer", "trainer", attempt=2, version=0))
-    assert scene.core.tally.dropped["rolled_back"] == 1
+    assert scene.core.tally.dropped["rolled_back"] == 2
     assert scene.core.version == 0
     blocked = scene.do(ev.TurnWanted(early[2][0].trajectory, 0, 1))
     assert not [c for c in blocked if isinstance(c, ev.Generate)], "engines must install again before they generate"
@@ -343,5 +345,41 @@ def test_a_task_whose_complete_groups_wait_too_long_is_not_quarantined():
         for play in group:
             scene.finish(play)
     scene.do(ev.BatchWanted(0))
-    assert scene.core.tally.dropped["group_stale"] == 2
+    assert scene.core.tally.dropped["group_stale"] == 4
     assert not any(task.quarantined for task in scene.core.tally.tasks.values())
+
+
+def test_an_engine_without_room_fails_the_trajectory_not_the_run():
+    scene = Scene()
+    play = scene.take(ev.Play)[0]
+    scene.do(ev.TurnWanted(play.trajectory, 0, 0))
+    (request,) = scene.take(ev.Generate)
+    scene.do(ev.Generated(request.request, -1, -1))
+    assert scene.core.tally.dropped["no_room"] == 1
+    assert scene.core.plays.all[play.trajectory].issue == 1
+
+
+def test_a_resumed_run_does_not_repeat_the_seeds_of_groups_it_kept():
+    scene = Scene(checkpoint_every=1, alpha=2)
+    scene.do(ev.BatchWanted(0))
+    groups = scene.groups()
+    for play in [p for group in (*groups[:2], groups[3]) for p in group]:
+        scene.finish(play)
+    scene.do(ev.Committed(1))
+    saved = scene.core.snapshot()
+    twin = Core(scene.core.policy, 2, saved)
+    twin.handle(ev.Joined("trainer", "trainer", attempt=2, version=1))
+    twin.handle(ev.Published(WeightsId(2, 1)))
+    seeds = [group.members[0].seed for group in twin.groups.values()]
+    assert len(seeds) == len(set(seeds)) == 4
+
+
+def test_a_snapshot_survives_json_and_keeps_the_tally():
+    scene = Scene()
+    for play in scene.take(ev.Play)[:4]:
+        scene.finish(play)
+    scene.do(ev.Lost("engine-c"))
+    twin = Core(scene.core.policy, 2, json.loads(json.dumps(scene.core.snapshot())))
+    assert twin.tally.tasks == scene.core.tally.tasks
+    assert twin.tally.dropped == scene.core.tally.dropped and twin.tally.staleness == scene.core.tally.staleness
+    assert not twin.tally.joined

@@ -13,7 +13,7 @@ from rollart_hpc.flow.policy import Policy, TaskPolicy
 from rollart_hpc.flow.state import State
 from rollart_hpc.simulate.world import Durations, Member, World
 
-EXAMPLES = int(os.environ.get("ROLLART_FAULT_RUNS", "400"))
+EXAMPLES = int(os.environ.get("ROLLART_FAULT_RUNS", "2000"))
 MODES = {
     "sync": {
         "alpha": 0,
@@ -133,13 +133,17 @@ FAULT = st.tuples(st.floats(0.0, 12.0, allow_subnormal=False), st.integers(0, 99
     direct=st.booleans(),
     plays=st.sampled_from([0, 3]),
     faults=st.lists(FAULT, max_size=8),
+    breaks=st.lists(st.tuples(st.floats(0.5, 10.0), st.integers(0, 99)), max_size=4),
     controller_dies=st.lists(st.floats(0.5, 10.0), max_size=2),
 )
-def test_invariants_hold_under_random_faults(mode, seed, failure_rate, direct, plays, faults, controller_dies):
+def test_invariants_hold_under_random_faults(mode, seed, failure_rate, direct, plays, faults, breaks, controller_dies):
     world = make_world(mode, seed, failure_rate, direct, plays)
     for when, who, back in faults:
         name = world.members[who % len(world.members)].name
         world.after(when, lambda name=name, back=back: world.kill(name, back))
+    for when, who in breaks:
+        name = world.members[who % len(world.members)].name
+        world.after(when, lambda name=name: world.reconnect(name))
     for when in controller_dies:
         world.after(when, world.kill_controller)
     ended = world.run(until_s=2000.0)

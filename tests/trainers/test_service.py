@@ -18,6 +18,7 @@ from rollart_hpc.trainers.contract import StepResult
 from rollart_hpc.trainers.service import Leader
 from rollart_hpc.trainers.world import World
 from rollart_hpc.types import Frame, TokenRecord, TrainGroup, WeightsId
+from rollart_hpc.wire.link import LinkClosed
 from rollart_hpc.wire.messages import (
     BatchWanted,
     Chunk,
@@ -94,6 +95,7 @@ class FakeLink:
     def __init__(self, *script: tuple[Message, list[Frame]] | Message) -> None:
         self.script = deque((item, []) if isinstance(item, Message) else item for item in script)
         self.sent: list[Message] = []
+        self.num_updates = 0
 
     def recv(self) -> tuple[Message, list[Frame]]:
         return self.script.popleft() if self.script else (Stop("over"), [])
@@ -101,11 +103,17 @@ class FakeLink:
     def send(self, message: Message) -> None:
         self.sent.append(message)
 
+    def update_hello(self, *, version: int, digest: str) -> None:
+        assert isinstance(self.sent[-1], Committed), "only what the controller was told may be repeated"
+        assert (version, digest) == (self.sent[-1].version, self.sent[-1].digest)
+        self.num_updates += 1
+
 
 def run(*script: tuple[Message, list[Frame]] | Message) -> tuple[FakeTrainer, FakePublisher, list[Message]]:
     trainer, publisher, link = FakeTrainer(), FakePublisher(), FakeLink(*script)
-    world = World(0, 1, torch.device("cpu"))
+    world, version = World(0, 1, torch.device("cpu")), trainer.version
     Leader(trainer, world, link, publisher, Tracer(None, "t"), attempt=2).run()  # type: ignore[arg-type]
+    assert link.num_updates == trainer.version - version
     return trainer, publisher, link.sent
 
 
@@ -188,9 +196,16 @@ def test_a_lost_connection_before_the_first_step_starts_the_batch_over() -> None
     assert kinds(sent)[2:4] == ["Published", "BatchWanted"]
 
 
-def test_a_lost_connection_after_a_step_ends_the_process() -> None:
-    with pytest.raises(SiteError, match="connection to the controller broke at version 5"):
+def test_a_lost_connection_right_after_a_step_ends_the_process() -> None:
+    with pytest.raises(LinkClosed, match="connection to the controller broke at version 5"):
         run(make_chunk(4, 0, True), WhoAreYou())
+
+
+@pytest.mark.parametrize("sign", [make_chunk(5, 0, False), Save(5, "/s")])
+def test_a_lost_connection_is_survived_once_the_controller_is_known_to_have_the_step(sign: Any) -> None:
+    trainer, _, sent = run(make_chunk(4, 0, True), sign, WhoAreYou(), make_chunk(5, 0, True))
+    assert trainer.version == 6
+    assert kinds(sent)[-5:] == ["Published", "BatchWanted", "Committed", "Published", "BatchWanted"]
 
 
 def test_items_become_groups_and_samples() -> None:

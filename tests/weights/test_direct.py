@@ -77,6 +77,14 @@ def test_engines_get_the_trainer_s_weights(source: DirectSource, reports: queue.
     assert not source.busy()
 
 
+def test_an_epoch_that_can_t_be_opened_is_reported(reports: queue.Queue[Message]) -> None:
+    source = DirectSource("192.0.2.1", bucket_bytes=1024, deadline_s=DEADLINE_S, report=reports.put)
+    source.offer(7, 2, ID, tensors)
+    failed = reports.get_nowait()
+    assert isinstance(failed, TransferFailed) and failed.epoch == 7 and "can't listen" in failed.reason
+    assert not source.busy()
+
+
 def test_a_snapshot_that_breaks_fails_the_epoch_on_both_sides(
     source: DirectSource, reports: queue.Queue[Message]
 ) -> None:

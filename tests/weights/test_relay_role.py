@@ -24,6 +24,7 @@ from rollart_hpc.wire.messages import (
     AnyMessage,
     Held,
     Stop,
+    TransferFailed,
     TransferJoin,
     TransferOffer,
     TransferReady,
@@ -116,12 +117,22 @@ def test_life_of_two_relays(cluster: Cluster) -> None:
     assert cluster.run.trace_part(1, "relay-n0").exists()
 
 
-def test_a_relay_that_lost_its_controller_leaves_nothing(cluster: Cluster) -> None:
+def test_a_relay_that_lost_its_controller_leaves_the_store_to_the_next_one(cluster: Cluster) -> None:
     cluster.start("n0")
     cluster.store("n0").write(ID, [("a", torch.ones(3))], 1024)
     cluster.controller._stop.set()
     assert cluster.processes["relay-n0"].wait(PATIENCE_S) == 4
-    assert not cluster.store("n0").directory.exists()
+    assert cluster.store("n0").versions() == [ID]
+
+
+def test_a_version_that_can_t_be_adopted_is_told_and_the_relay_goes_on(cluster: Cluster) -> None:
+    cluster.start("n0")
+    cluster.send("n0", Adopt(1, 9))
+    _, failed = cluster.recv()
+    assert isinstance(failed, TransferFailed) and failed.epoch == 0 and "can't adopt" in failed.reason
+    cluster.store("n0").write(ID, [("a", torch.ones(3))], 1024)
+    cluster.send("n0", Adopt(*ID))
+    assert isinstance(cluster.recv()[1], Held)
 
 
 def test_a_superseded_relay_leaves_the_store_to_the_newer_one(cluster: Cluster) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollart_hpc.wire.prefix import EMPTY_HASH, PrefixHash, prefix_hash
+from rollart_hpc.wire.prefix import PrefixHash, prefix_hash
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=40).map(lambda values: np.array(values, np.int32))
 
@@ -23,4 +23,4 @@ def test_layout_and_dtype_do_not_matter_but_values_do() -> None:
     spread = np.arange(20, dtype=np.int32)[::2]
     assert prefix_hash(spread) == prefix_hash(np.arange(0, 20, 2, dtype=np.int64))  # type: ignore[arg-type]
     assert prefix_hash(spread) != prefix_hash(spread + 1)
-    assert prefix_hash(np.empty(0, np.int32)) == EMPTY_HASH
+    assert prefix_hash(np.empty(0, np.int32)) == PrefixHash().value
