@@ -36,6 +36,15 @@ def test_a_light_process_never_imports_torch(module: str) -> None:
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
+def test_checking_the_tasks_code_never_imports_torch() -> None:
+    code = (
+        "import sys; from rollart_hpc.config.load import load_all; load_all('quickstart');"
+        f"print('gymnasium' in sys.modules, [m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True []"
+
+
 def test_help_imports_next_to_nothing() -> None:
     code = (
         "import sys; from rollart_hpc.cli.main import build_parser; build_parser().format_help();"

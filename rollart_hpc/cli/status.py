@@ -60,6 +60,8 @@ def read_status(run: RunDir) -> dict[str, Any]:
 
 def _before_the_first(run: RunDir) -> Status:
     """What the configuration tells of a run whose controller has not written a status yet."""
+    if not run.config.exists():
+        return Status()  # it was only just begun
     config = read_resolved(run.config)
     return Status(
         name=config.name,

@@ -67,9 +67,7 @@ def load_site(site: str | Path) -> SiteConfig:
     return _build(SiteConfig, _interpolate(tree, problems), problems, f"site {site}")
 
 
-def _build(
-    schema: type[Config], tree: Tree, problems: list[str], source: str, also: Sequence[str] = ()
-) -> Config:
+def _build(schema: type[Config], tree: Tree, problems: list[str], source: str, also: Sequence[str] = ()) -> Config:
     """`also`: problems that are not the schema's, to be told together with those that are."""
     found = problems + find_problems(schema, tree)
     if found:

@@ -19,4 +19,3 @@ class Transcript:
 class Score:
     reward: float
     success: bool  # exact: what validation counts
-

@@ -31,8 +31,10 @@ def run_file(tmp_path: Path) -> Path:
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / "model").mkdir(exist_ok=True)
         (tmp_path / "model" / name).write_text("{}")
-    (tmp_path / "lake.py").write_text("class Lake: ...")
-    (tmp_path / "lake.yaml").write_text("environment: lake.py:Lake\nreward: rollart_hpc.rewards:none\n")
+    (tmp_path / "lake.py").write_text(
+        "class Lake:\n    reset = step = outcome = close = None\n\ndef score(transcript): ...\n"
+    )
+    (tmp_path / "lake.yaml").write_text("environment: lake.py:Lake\nreward: lake.py:score\n")
     path = tmp_path / "mine.yaml"
     path.write_text("tasks: {lake: {file: ./lake.yaml}}\nmodel: {kind: directory, path: model}\nsteps: 3\n")
     return path

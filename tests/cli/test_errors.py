@@ -28,6 +28,18 @@ def test_unknown_key_and_bad_value(cli: Cli, run_file: Path, run_root: Path) -> 
     assert not run_root.exists()
 
 
+def test_code_that_does_not_fit_is_told_with_everything_else(cli: Cli, run_file: Path, run_root: Path) -> None:
+    wrong = ["tasks.lake.params.size=3", "tasks.lake.reward=lake.py:scroe", "steps=many"]
+    for command in ("check", "run"):
+        done = cli(command, run_file, *wrong)
+        assert_refused(
+            done, 2, "3 problems", "steps: 'many' is text", "tasks.lake.params.size: Lake takes no such argument"
+        )
+        assert "lake.py has no scroe; it has: Lake, score" in done.stderr
+    assert_refused(cli("run", run_file, "model.kind=tiny"), 2, "tasks.lake.environment: Lake has no legal_answer(rng)")
+    assert not run_root.exists()
+
+
 def test_missing_files(cli: Cli, run_root: Path) -> None:
     assert_refused(cli("run", "./gone.yaml"), 2, "there is no run file")
     assert_refused(cli("run", "quickstrat"), 2, "did you mean quickstart?")

@@ -7,10 +7,22 @@ import pytest
 
 TASK = """
 environment: envs/lake.py:Lake
-reward: rollart_hpc.rewards:none
+reward: envs/lake.py:score
 affinity: compute
 max_turns: 5
 params: {size: 4, slippery: false}
+"""
+
+ENVIRONMENT = """
+class Lake:
+    def __init__(self, size=1, slippery=False, note=""): ...
+    def reset(self, seed): ...
+    def step(self, response): ...
+    def outcome(self): ...
+    def close(self): ...
+    def legal_answer(self, rng): ...
+
+def score(transcript, bonus=0): ...
 """
 
 
@@ -25,5 +37,5 @@ def write(tmp_path: Path) -> Callable[[str, str], Path]:
         return path
 
     put("tasks/lake.yaml", TASK)
-    put("tasks/envs/lake.py", "class Lake: ...")
+    put("tasks/envs/lake.py", ENVIRONMENT)
     return put

@@ -35,13 +35,43 @@ def test_the_same_task_file_may_serve_two_tasks(write: Write) -> None:
     assert {name: (task.name, task.weight) for name, task in config.tasks.items()} == {"a": ("a", 1.0), "b": ("b", 2.0)}
 
 
+def test_a_task_may_stand_under_the_path_of_its_file(write: Write, tmp_path: Path) -> None:
+    write("tasks/named.yaml", "name: pond\n" + (tmp_path / "tasks/lake.yaml").read_text())
+    run = write("r.yaml", "tasks:\n  tasks/lake.yaml: {max_turns: 7}\n  ./tasks/named.yaml:\n  frozenlake: {}\n")
+    config = load(run, ["tasks.lake.weight=3", "tasks.lake.params.size=9"])
+    assert list(config.tasks) == ["frozenlake", "lake", "pond"]
+    lake = config.tasks["lake"]
+    assert (lake.name, lake.max_turns, lake.weight, lake.params["size"]) == ("lake", 7, 3.0, 9)
+    assert config.tasks["pond"].name == "pond"
+
+
+def test_a_task_may_be_added_on_the_command_line(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write("r.yaml", "tasks: {frozenlake: {}}\n")
+    monkeypatch.chdir(tmp_path)
+    for override in ("tasks.lake.file=tasks/lake.yaml", "tasks={./tasks/lake.yaml: {}}"):
+        assert load(run, [override]).tasks["lake"].max_turns == 5
+
+
+def test_two_tasks_of_one_name_are_a_problem(write: Write, tmp_path: Path) -> None:
+    write("other/lake.yaml", (tmp_path / "tasks/lake.yaml").read_text())
+    run = write(
+        "r.yaml", "tasks: {lake: {file: tasks/lake.yaml}, ./other/lake.yaml: {}, ./gone.yaml: {}, ./x.yaml: 3}\n"
+    )
+    found = problems(run)
+    assert f"tasks.{tmp_path}/other/lake.yaml: its name lake is that of another task (lake)" in found[0]
+    assert f"tasks.{tmp_path}/gone.yaml: there is no task file" in found[1]
+    assert f"tasks.{tmp_path}/x.yaml: 3 is not a section" in found[2] and len(found) == 3
+    renamed = write("s.yaml", "tasks: {lake: {file: tasks/lake.yaml}, ./tasks/lake.yaml: {name: pond}}\n")
+    assert list(load(renamed).tasks) == ["lake", "pond"]
+
+
 def test_paths_are_relative_to_the_file_they_stand_in(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = write("r.yaml", RUN)
     elsewhere = tmp_path / "else where"
     elsewhere.mkdir()
-    (elsewhere / "own.py").write_text("class Own: ...")
+    (elsewhere / "own.py").write_text((tmp_path / "tasks/envs/lake.py").read_text().replace("Lake", "Own"))
     monkeypatch.chdir(elsewhere)
     assert load(run).tasks["lake"].environment == f"{tmp_path}/tasks/envs/lake.py:Lake"
     config = load(run, ["tasks.lake.environment=own.py:Own"])
@@ -77,7 +107,7 @@ def test_every_problem_of_every_source_is_reported_at_once(write: Write) -> None
     [
         ("tasks.lake.weight=0", "every weight is 0"),
         ("tasks.lake.max_response_tokens=2000", "tasks.lake.max_response_tokens: 2000 leaves no room"),
-        ("tasks.lake.environment=nonsense", "tasks.lake.environment: 'nonsense' is not of the form"),
+        ("tasks.lake.environment=nonsense", "tasks.lake.environment: 'nonsense' names nothing; write it as"),
         ("tasks.lake.environment=gone.py:Env", "there is no file"),
         ("model.kind=directory", "model.path: empty"),
         ("name=a/b", "name: 'a/b' can't be part of a file name"),
@@ -111,6 +141,25 @@ def test_odd_but_legal_things_are_warnings(write: Write) -> None:
     assert "tasks.lake.affinity: pool compute has no engines" in warnings
     assert "reward.workers: 0" in warnings
     assert load_all(run, ["mode=sync"]).warnings == []
+
+
+@pytest.mark.parametrize("mode", ["sync", "sync_plus", "one_off", "areal"])
+def test_what_a_mode_ignores_is_a_warning_if_it_was_written(write: Write, mode: str) -> None:
+    run = write("r.yaml", RUN + f"mode: {mode}\nflow: {{streaming: true, redundancy: 2, redundant_groups: 1}}\n")
+    assert load_all(run).warnings == [
+        f"flow.streaming: true has no effect, mode {mode} means streaming = false",
+        f"flow.redundancy: 2 has no effect, mode {mode} means redundancy = 0",
+        f"flow.redundant_groups: 1 has no effect, mode {mode} means redundant_groups = 0",
+    ]
+    assert load_all(run, ["mode=rollart"]).warnings == []
+    assert load_all(run, ["flow.streaming=false", "flow.redundancy=0", "flow.redundant_groups=0"]).warnings == []
+
+
+def test_streaming_needs_an_estimator_that_works_on_groups(write: Write) -> None:
+    run = write("r.yaml", RUN)
+    (warning,) = load_all(run, ["algorithm.estimator=reinforce", "flow.streaming=true"]).warnings
+    assert warning.startswith("flow.streaming: true has no effect, estimator reinforce")
+    assert load_all(run, ["algorithm.estimator=reinforce"]).warnings == []
 
 
 def test_site_defaults_lie_below_the_run_file(write: Write) -> None:

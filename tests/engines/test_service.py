@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 from rollart_hpc.engines.install import Preparer
 from rollart_hpc.engines.service import Service
@@ -170,6 +171,26 @@ def test_direct_install_and_a_collective_that_breaks(station, qwen, ids):
     assert installed.version == 2 and installed.num_bytes > 0
     _, record = station.receive(ms.Generated)
     assert (record.versions == 2).all()
+
+
+def test_a_collective_in_progress_outlives_the_engine_by_its_deadline_at_most(tmp_path):
+    reports: queue.Queue = queue.Queue()
+    woken = threading.Event()
+    source = DirectSource("127.0.0.1", bucket_bytes=4096, deadline_s=2.0, report=reports.put)
+    source.offer(1, 3, WeightsId(1, 1), list)  # the third rank never comes
+    ready = reports.get(timeout=PATIENCE_S)
+    preparer = Preparer(NodeStore(tmp_path / "store", "node"), 2.0, torch.device("cpu"), woken.set)
+    assert not preparer.is_busy()
+    preparer.order(ms.TransferJoin(1, 1, 1, 1, 3, ready.host, ready.port))
+    preparer.order(ms.Install(1, 7))
+    assert preparer.is_busy()
+    thread = next(thread for thread in threading.enumerate() if thread.name == "weights")
+    assert not thread.daemon
+    preparer.close()
+    thread.join(PATIENCE_S)
+    assert not preparer.is_busy() and woken.is_set()
+    assert preparer.ready.get_nowait().error and preparer.ready.empty()  # what was not begun is forgotten
+    source.join(PATIENCE_S)
 
 
 def test_an_idle_engine_does_not_poll(station, monkeypatch):

@@ -8,12 +8,13 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rollart_hpc.errors import SiteError
-from rollart_hpc.observe.metrics import Board, MetricsLog, of_kind, read, surviving_steps
+from rollart_hpc.observe.metrics import Board, MetricsLog, of_kind, read, surviving_steps, surviving_validations
 from rollart_hpc.observe.tensorboard import record
 
 
@@ -77,8 +78,33 @@ def test_tensorboard_record_has_known_checksums() -> None:
     assert struct.unpack("<I", data[15:]) == (masked,)
 
 
+def fields(data: bytes) -> dict[int, list[Any]]:
+    """A protobuf message by field number: integers, else the bytes; apart from the code under test."""
+    found: dict[int, list[Any]] = {}
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at, value, shift = at + 1, value | (byte & 0x7F) << shift, shift + 7
+            if byte < 0x80:
+                return value
+
+    while at < len(data):
+        number, kind = divmod(varint(), 8)
+        if kind == 0:
+            found.setdefault(number, []).append(varint())
+            continue
+        length = varint() if kind == 2 else {1: 8, 5: 4}[kind]
+        assert at + length <= len(data)
+        found.setdefault(number, []).append(data[at : at + length])
+        at += length
+    return found
+
+
 def test_board_writes_what_tensorboard_reads(tmp_path: Path) -> None:
-    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
     board = Board(tmp_path)
     board.step({"step": 299, "version": 300, "wait_s": 1.5, "reward": {"maze": 0.5}, "metrics": {"loss": -2.0}})
     board.validation({"version": 300, "task": "maze", "success": 0.25, "versions": [1, 2]})
@@ -87,17 +113,33 @@ def test_board_writes_what_tensorboard_reads(tmp_path: Path) -> None:
     data, events = path.read_bytes(), []
     while data:
         length = struct.unpack("<Q", data[:8])[0]
-        events.append(event_pb2.Event.FromString(data[12 : 12 + length]))
+        events.append(fields(data[12 : 12 + length]))
         data = data[16 + length :]
-    assert events[0].file_version == "brain.Event:2"
-    found = {value.tag: value.simple_value for event in events for value in event.summary.value}
+    assert events[0][3] == [b"brain.Event:2"]
+    values = [fields(value) for event in events[1:] for (summary,) in [event[5]] for value in fields(summary)[1]]
+    found = {value[1][0].decode(): struct.unpack("<f", value[2][0])[0] for value in values}
     assert found == {
         "train/wait_s": 1.5,
         "train/reward/maze": 0.5,
         "train/metrics/loss": -2.0,
         "validation/maze/success": 0.25,
     }
-    assert {event.step for event in events[1:]} == {300}
+    assert {event[2][0] for event in events[1:]} == {300}
+
+
+def test_validations_of_versions_that_were_rolled_back_do_not_count() -> None:
+    def step(version: int) -> dict[str, object]:
+        return {"kind": "step", "version": version}
+
+    def validation(version: int, success: float, task: str = "maze") -> dict[str, object]:
+        return {"kind": "validation", "version": version, "task": task, "success": success}
+
+    lines = [validation(0, 0.1), step(1), step(2), validation(2, 0.2), step(3), validation(3, 0.3)]
+    assert [line["success"] for line in surviving_validations(lines)] == [0.1, 0.2, 0.3]
+    lines += [validation(2, 0.25), validation(2, 0.9, "lake"), step(3)]  # restored at version 2, validated once more
+    assert [line["success"] for line in surviving_validations(lines)] == [0.1, 0.25, 0.9]
+    lines += [validation(3, 0.4), step(1)]
+    assert [line["success"] for line in surviving_validations(lines)] == [0.1]
 
 
 def test_a_board_that_can_not_be_written_is_no_error(tmp_path: Path) -> None:
@@ -111,7 +153,7 @@ def test_nothing_here_loads_torch(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; from rollart_hpc.observe import metrics, report, status, trace;"
         f"metrics.Board(pathlib.Path({str(tmp_path)!r})).step({{'version': 1, 'loss': 1.0}});"
-        "assert not {'torch', 'tensorboardX', 'matplotlib'} & set(sys.modules)"
+        "assert not {'torch', 'tensorboard', 'matplotlib'} & set(sys.modules)"
     )
     root = str(Path(__file__).parents[2])
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": root})

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollart_hpc.errors import SiteError
-from rollart_hpc.observe.charts import Series, line_chart, make_axis, number, round_ticks, thin
+from rollart_hpc.observe.charts import Series, Stack, bars, line_chart, make_axis, number, round_ticks, thin
 from rollart_hpc.observe.report import write_report
 from rollart_hpc.observe.sections import duration
 from rollart_hpc.observe.status import Status, TaskStatus, read_status, write_status
@@ -141,6 +141,12 @@ def test_thinning_keeps_the_range_of_x_and_the_mean() -> None:
     points = [(float(i), float(i % 2)) for i in range(1000)]
     assert len(thin(points, 100)) == 100
     assert {y for _, y in thin(points, 100)} == {0.5}
+
+
+def test_a_bar_of_nothing_beside_others() -> None:
+    stacks = [Stack("some", [("a", 1.0, "c1"), ("b", 3.0, "c2")]), Stack("none", [("a", 0.0, "c1"), ("b", 0.0, "c2")])]
+    assert "some: b 75.0%" in (chart := bars(stacks, share=True)) and "none" in chart
+    assert "nothing was recorded" in bars(stacks[1:], share=True)
 
 
 def test_a_chart_of_one_point_and_of_none() -> None:

@@ -56,6 +56,9 @@ class Run:
         )  # fmt: skip
         return json.loads(done.stdout)
 
+    def live_status(self) -> dict[str, Any]:
+        return json.loads((self.directory / "status.json").read_text())
+
     def lines(self, name: str) -> list[dict[str, Any]]:
         path = self.directory / name
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,14 +15,8 @@ from rollart_hpc.observe import ledger
 pytestmark = pytest.mark.slow
 
 STEPS = 6
-VICTIMS = {
-    "env": "env-0",
-    "engine": "engine-compute-0",
-    "reward": "reward-0",
-    "relay": "relay-bandwidth",
-    "trainer": "trainer-0",
-    "controller": "controller",
-}
+WORKERS = {"env": "env-0", "engine": "engine-compute-0", "reward": "reward-0", "relay": "relay-bandwidth"}
+JOINED = {"env": 2, "engine": 2, "reward": 2, "relay": 2}  # before anything dies
 
 
 def check_exactly_once(run, steps=STEPS):
@@ -30,19 +25,31 @@ def check_exactly_once(run, steps=STEPS):
     assert not ledger.problems(lines, group_size=2, alpha=1)
 
 
-@pytest.mark.parametrize("role", VICTIMS)
+def test_killed_env_worker_engine_reward_worker_and_relay(run):
+    """One after the other in one run: each is lost, started again, and the run goes on."""
+    run.start("steps=16", "validation.plays=0", "checkpoint.every=4")
+    for number, role in enumerate(WORKERS):
+        run.until_step(2 + 2 * number)
+        os.kill(run.pid(WORKERS[role]), signal.SIGKILL)
+        run.until(lambda role=role: run.live_status()["workers"][role]["joined"] > JOINED[role], f"a new {role}")
+    run.wait()
+    status = run.status()
+    assert status["state"] == "finished" and status["step"] == 16 and status["attempt"] == 1
+    for role in WORKERS:
+        assert status["workers"][role]["lost"] == 1, role
+    assert status["staleness"]["max_trained"] <= 1
+    check_exactly_once(run, steps=16)
+
+
+@pytest.mark.parametrize("role", ["trainer", "controller"])
 def test_killed(run, role):
     run.start(f"steps={STEPS}", "validation.plays=0")
     run.until_step(3)
-    os.kill(run.pid(VICTIMS[role]), signal.SIGKILL)
+    os.kill(run.pid("trainer-0" if role == "trainer" else role), signal.SIGKILL)
     run.wait()
     status = run.status()
-    assert status["state"] == "finished" and status["step"] == STEPS
-    if role in ("trainer", "controller"):
-        assert status["attempt"] == 2
-    if role != "controller":
-        assert status["workers"][role]["lost"] >= 1
-        assert status["workers"][role]["joined"] >= 2
+    assert status["state"] == "finished" and status["step"] == STEPS and status["attempt"] == 2
+    assert status["workers"][role]["lost"] == 1 and status["workers"][role]["joined"] == 2
     assert status["staleness"]["max_trained"] <= 1
     check_exactly_once(run)
 
@@ -53,10 +60,8 @@ def test_everything_killed_then_resumed(run):
     pids = run.pids()
     run.end()  # the supervisor; its children die with it
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     run.resume().wait()
     status = run.status()
     assert status["state"] == "finished" and status["step"] == STEPS and status["attempt"] == 2

@@ -48,22 +48,22 @@ def test_a_run_trains_all_its_steps_and_leaves_nothing_running(run):
     lines = ledger.read(run.directory / "ledger.jsonl")
     assert len(lines) == 4 and not ledger.problems(lines, group_size=2, alpha=1)
     assert max(line["metrics"]["logprob_gap_max"] for line in run.steps()) < 1e-4
+    check_private(run.directory)
 
 
-def test_files_of_a_run_are_private(run):
-    run.start("steps=1", "validation.plays=0").wait()
-    assert stat.S_IMODE(run.directory.stat().st_mode) == 0o700
-    for path in run.directory.rglob("*"):
+def check_private(directory):
+    for path in (directory, *directory.rglob("*")):
         if not path.is_symlink():
             assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
 
-@pytest.mark.parametrize("mode", ["sync", "sync_plus", "one_off", "areal"])
-def test_every_mode_trains(run, mode):
+@pytest.mark.parametrize("mode", ["sync_plus", "one_off", "areal"])
+def test_the_other_modes_train(run, mode):
+    """`sync` and `rollart` are below."""
     run.start(f"mode={mode}", "steps=2", "validation.plays=0").wait()
     status = run.status()
     assert status["state"] == "finished" and status["step"] == 2
-    assert status["staleness"]["max_trained"] <= {"sync": 0, "sync_plus": 0}.get(mode, 1)
+    assert status["staleness"]["max_trained"] <= (0 if mode == "sync_plus" else 1)
 
 
 def test_direct_weights_go_straight_into_the_engines(run):

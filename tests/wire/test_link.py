@@ -180,6 +180,18 @@ def test_reconnects_and_joins_again_when_the_connection_drops(controller: Contro
     proxy.close()
 
 
+def test_who_joins_again_says_what_it_is_by_then(controller: Controller) -> None:
+    link = Link(controller.address, controller.client, make_hello(version=3, digest="d3"))
+    assert isinstance(first := controller.event(), Joined) and first.hello.version == 3
+    link.update_hello(version=4, digest="d4")
+    controller.members.lose("env-0", "a mistake")
+    assert link.recv(10) == (WhoAreYou(), [])
+    assert isinstance(again := controller.event(), Joined)
+    assert (again.hello.version, again.hello.digest) == (4, "d4")
+    assert again.hello.incarnation == first.hello.incarnation
+    link.close()
+
+
 def test_dead_controller_is_noticed() -> None:
     controller = Controller(*new_keys())
     link = Link(controller.address, controller.client, make_hello())

@@ -1,0 +1,81 @@
+"""The controller's part of a checkpoint: complete, verified, never half."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.errors import SiteError
+from rollart_hpc.roles import checkpoints
+from rollart_hpc.roles.payloads import Payloads
+from rollart_hpc.wire.messages import Ended
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDir(tmp_path / "run").create()
+
+
+def payloads_with(*names: str) -> Payloads:
+    payloads = Payloads()
+    for name in names:
+        frames = [b"transcript", np.arange(3, dtype=np.int32).tobytes(), bytes(12), bytes(12)]
+        payloads.ended[name] = (Ended(name, 0, "done", "", 1, 3, [3]), frames)
+    return payloads
+
+
+def snapshot(version: int, *names: str) -> dict:
+    return {"version": version, "groups": [{"members": [{"id": name} for name in names]}]}
+
+
+def save(run: RunDir, version: int, keep: int = 2) -> None:
+    checkpoints.begin(run, snapshot(version, "t0", "t1"), payloads_with("t0", "t1"))
+    checkpoints.commit(run, version, attempt=1, keep=keep)
+
+
+def test_a_saved_buffer_comes_back_as_it_was(run):
+    save(run, 3)
+    payloads = Payloads()
+    assert checkpoints.load(run.checkpoint(3), payloads) == snapshot(3, "t0", "t1")
+    assert payloads.ended["t1"] == payloads_with("t1").ended["t1"]
+
+
+def test_only_the_newest_are_kept_and_an_unfinished_one_is_none(run):
+    for version in (1, 2, 3):
+        save(run, version)
+    checkpoints.begin(run, snapshot(4), Payloads())
+    assert [c.step for c in run.committed_checkpoints()] == [2, 3]
+
+
+def test_a_checkpoint_of_a_rolled_back_attempt_is_replaced(run):
+    save(run, 3)
+    save(run, 3)
+    assert run.newest_checkpoint().step == 3
+    assert not list(run.checkpoints.glob("*.old"))
+
+
+@pytest.mark.parametrize("name", [checkpoints.CORE, checkpoints.BUFFER])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_damage_is_found_before_anything_is_used(run, name, damage):
+    save(run, 3)
+    path = run.checkpoint(3) / name
+    content = bytearray(path.read_bytes())
+    if damage == "remove":
+        path.unlink()
+    else:
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content if damage == "flip" else content[: len(content) // 2])
+    payloads = Payloads()
+    with pytest.raises(SiteError, match="damaged"):
+        checkpoints.load(run.checkpoint(3), payloads)
+    assert not payloads.ended
+
+
+def test_a_head_that_is_not_ours_is_damage(run):
+    save(run, 3)
+    (run.checkpoint(3) / "committed.json").write_text(json.dumps({"version": 3}))
+    with pytest.raises(SiteError, match="damaged"):
+        checkpoints.load(run.checkpoint(3), Payloads())

@@ -1,0 +1,41 @@
+"""Messages into events: what the core needs is peeked at, what does not fit is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rollart_hpc.flow import events as ev
+from rollart_hpc.roles.translate import event_of, message_of
+from rollart_hpc.types import WeightsId
+from rollart_hpc.wire import messages as ms
+
+GENERATED = ms.Generated(7, "t", "stop", 10, 3)
+
+
+def frames(*versions: int, ids: int | None = None) -> list[bytes]:
+    count = len(versions) if ids is None else ids
+    return [bytes(4 * count), bytes(4 * len(versions)), np.array(versions, np.int32).tobytes()]
+
+
+def test_the_first_and_last_version_of_an_answer_are_seen():
+    assert event_of("e", GENERATED, frames(4, 4, 5)) == ev.Generated(7, 4, 5, 10, 3)
+
+
+def test_an_answer_without_tokens_is_told_apart():
+    assert event_of("e", GENERATED, frames()) == ev.Generated(7, -1, -1, 10, 3)
+
+
+@pytest.mark.parametrize("bad", [frames(1, 2, ids=3), frames(1)[:2], [b"abc", b"abc", b"abc"]])
+def test_an_answer_whose_arrays_do_not_fit_is_refused(bad):
+    with pytest.raises(ValueError):
+        event_of("e", GENERATED, bad)
+
+
+def test_a_heartbeat_is_no_event():
+    assert event_of("e", ms.Heartbeat(0.0), []) is None
+
+
+def test_weights_travel_as_attempt_and_version():
+    assert message_of(ev.Install("e", WeightsId(2, 5))) == ("e", ms.Install(2, 5))
+    assert event_of("r", ms.Held(2, 5, 100, 0.1), []) == ev.Held("r", WeightsId(2, 5))
