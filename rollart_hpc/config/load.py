@@ -69,7 +69,7 @@ def load_site(site: str | Path) -> SiteConfig:
 
 def _build(schema: type[Config], tree: Tree, problems: list[str], source: str, also: Sequence[str] = ()) -> Config:
     """`also`: problems that are not the schema's, to be told together with those that are."""
-    found = problems + find_problems(schema, tree)
+    found: list[str] = problems + find_problems(schema, tree)
     if found:
         raise ConfigError(source, [*found, *also])
     return msgspec.convert(_without_empty(tree), schema)

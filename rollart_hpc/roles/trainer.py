@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from rollart_hpc.trainers.publish import Publisher
     from rollart_hpc.trainers.world import World
 
-RENDEZVOUS = "trainer_rendezvous.json"
-
 
 def main(start: Start) -> None:
     from rollart_hpc.trainers.fsdp import FsdpTrainer
@@ -27,7 +25,7 @@ def main(start: Start) -> None:
     controller = urlsplit(find_address(start))
     host = address_facing(controller.hostname or "", controller.port or 0)
     set_up_cpu(start.config.trainer.threads)
-    rendezvous = start.run.attempt_dir(start.attempt) / RENDEZVOUS
+    rendezvous = start.run.trainer_rendezvous(start.attempt)
     world = open_world(start.rank, start.ranks, start.config.trainer.device, rendezvous, host)
     with rank_errors(), Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
         trainer = FsdpTrainer(start.config, start.run.model, world)

@@ -191,7 +191,7 @@ def test_packaged_files_are_found_from_anywhere(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     assert "quickstart" in packaged.names("runs")
     assert packaged.find("runs", "quickstart").is_file()
-    assert load_site("local").host == "127.0.0.1"
+    assert load_site("local").launcher == "local"
 
 
 @pytest.mark.parametrize("name", packaged.names("runs"))

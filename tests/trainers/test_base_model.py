@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rollart_hpc.envs.contract import Turn
 from rollart_hpc.envs.frozenlake import FrozenLake
 from rollart_hpc.envs.render import Conversation, Renderer
 from rollart_hpc.envs.sorting import Sorting
@@ -51,3 +52,24 @@ def test_the_same_seed_makes_the_same_model(directory: Path, tmp_path: Path) -> 
     make_tiny_model(tmp_path, 0, [FrozenLake(), Sorting()], steps=2, log=lambda line: None)
     one, two = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (directory, tmp_path))
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+class Endless(Sorting):
+    """Leaves its end to max_turns, and remembers what it was asked to play."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds: list[int] = []
+
+    def reset(self, seed: int) -> str:
+        self.seeds.append(seed)
+        return super().reset(seed)
+
+    def step(self, response: str) -> Turn:
+        return Turn("go on", False)
+
+
+def test_it_sees_training_seeds_only_and_ends_plays_that_do_not_end(tmp_path: Path) -> None:
+    env = Endless()
+    make_tiny_model(tmp_path, 0, [env], steps=1, log=lambda line: None)
+    assert len(env.seeds) > 200 and all(seed % 2 == 0 for seed in env.seeds), "odd seeds are those of validation"
