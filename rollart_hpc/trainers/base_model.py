@@ -92,7 +92,8 @@ def _training_seed(number: int) -> int:
 
 def _play(env: Any, seed: int, rng: random.Random) -> list[tuple[str, str]]:
     """(observation, answer) of every turn."""
-    turns, observation, done = [], env.reset(seed), False
+    turns: list[tuple[str, str]] = []
+    observation, done = env.reset(seed), False
     while not done and len(turns) < MAX_TURNS:
         answer = env.legal_answer(rng)
         turns.append((observation, answer))
