@@ -56,6 +56,7 @@ class Settings:
     stds_s: tuple[float, ...] = (0.03, 0.15, 0.3)
     steps: int = 6
     repeats: int = 1
+    model: Path | None = None  # a base model to begin from; None: it is made once for all runs
 
     def __post_init__(self) -> None:
         if self.steps < 2:
@@ -72,7 +73,7 @@ class Settings:
 def bench_modes(settings: Settings, say: Callable[[str], None]) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="rollart-bench-") as scratch:
         root = Path(scratch)
-        model = _make_model(root, say)
+        model = settings.model or _make_model(root, say)
         return [_bench_spread(settings, std_s, root, model, say) for std_s in settings.stds_s]
 
 

@@ -10,7 +10,7 @@ from rollart_hpc.config.schema import MODES
 
 
 def modes(args: argparse.Namespace) -> int:
-    settings = bench.Settings(args.mean, tuple(args.std), args.steps, args.repeats)
+    settings = bench.Settings(args.mean, tuple(args.std), args.steps, args.repeats, args.model)
     num_runs = len(MODES) * len(settings.stds_s) * settings.repeats
     print(f"{num_runs} runs of {settings.steps} steps each, one after the other", file=sys.stderr)
     rows = bench.bench_modes(settings, lambda text: print(text, file=sys.stderr, flush=True))

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 
 from rollart_hpc import __version__
 from rollart_hpc.errors import EXIT_ENVIRONMENT, RollartError
@@ -79,6 +80,7 @@ def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     modes.add_argument("--std", type=float, nargs="+", default=[0.03, 0.15, 0.3], help="spreads to compare, in seconds")
     modes.add_argument("--steps", type=int, default=6, help="optimizer steps of each run, at least 2")
     modes.add_argument("--repeats", type=int, default=1, help="runs of each mode and spread")
+    modes.add_argument("--model", type=Path, help="base model to begin from; made once for all runs if not given")
     modes.add_argument("--json", action="store_true", help="machine-readable")
 
 

@@ -351,7 +351,7 @@ class Core:
     def _tick(self, event: ev.Tick) -> None:
         self.plays.now = event.now
         self.plays.expire_scores()
-        self.publisher.advance()
+        self.publisher.retry()
 
     # --- snapshot ----------------------------------------------------------------------------
 

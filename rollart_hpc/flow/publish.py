@@ -43,7 +43,8 @@ class Publisher:
         self.newest: WeightsId | None = None
         self.trainer: Worker | None = None
         self.transfer: Transfer | None = None
-        self._epoch = 0
+        self._epoch = 0  # 0 is no transfer: a relay reports a failed adoption under it
+        self._must_adopt = False
         self._emit = emit
         self._may_install = may_install
 
@@ -86,7 +87,9 @@ class Publisher:
             self._emit(ev.JoinTransfer(name, epoch, transfer.weights, rank, size, host, port))
 
     def failed(self, epoch: int) -> None:
-        """The next tick forms the collective again."""
+        """The next tick forms the collective, or asks for the adoption, again."""
+        if epoch == 0:
+            self._must_adopt = True
         if self.transfer and self.transfer.epoch == epoch:
             for name in self.transfer.targets:
                 if name in self.workers:
@@ -106,6 +109,12 @@ class Publisher:
         if engine.installing == weights:
             engine.installing = None
         self.tally.transfer_failures += 1
+
+    def retry(self) -> None:
+        if self._must_adopt:
+            self._must_adopt = False
+            self._adopt()
+        self.advance()
 
     def advance(self) -> None:
         """Start whatever transfer or install is possible now."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -50,18 +48,3 @@ def test_it_is_refused_before_the_first_run(arguments: list[str], capsys: pytest
     assert main(["bench", "modes", *arguments]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("rollart-hpc: ") and "runs of" not in said.err
-
-
-@pytest.mark.slow
-def test_the_five_modes_for_real() -> None:
-    command = [sys.executable, "-m", "rollart_hpc.cli", "bench", "modes", "--json"]
-    command += ["--std", "0.05", "--steps", "2", "--mean", "0.05"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["bench"], found["mean_s"]) == ("modes", 0.05)
-    (row,) = found["rows"]
-    assert row["std_s"] == 0.05
-    assert list(row["step_s"]) == list(MODES) and all(seconds > 0 for seconds in row["step_s"].values())
-    assert set(row["speedup_over_sync"]) == set(MODES) and row["speedup_over_sync"]["sync"] == 1.0
-    assert row["trajectory_over_batched"] == pytest.approx(row["step_s"]["sync"] / row["step_s"]["sync_plus"])

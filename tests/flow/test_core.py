@@ -383,3 +383,11 @@ def test_a_snapshot_survives_json_and_keeps_the_tally():
     assert twin.tally.tasks == scene.core.tally.tasks
     assert twin.tally.dropped == scene.core.tally.dropped and twin.tally.staleness == scene.core.tally.staleness
     assert not twin.tally.joined
+
+
+def test_a_relay_that_could_not_adopt_is_asked_again():
+    scene = Scene(direct=False)
+    scene.do(ev.Joined("relay", "relay"))
+    scene.take(ev.Adopt)
+    scene.do(ev.TransferFailed(0, "relay"), ev.Tick(1.0))
+    assert [c.weights for c in scene.take(ev.Adopt)] == [WeightsId(1, 0)]

@@ -57,15 +57,6 @@ def check_private(directory):
             assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
 
-@pytest.mark.parametrize("mode", ["sync_plus", "one_off", "areal"])
-def test_the_other_modes_train(run, mode):
-    """`sync` and `rollart` are below."""
-    run.start(f"mode={mode}", "steps=2", "validation.plays=0").wait()
-    status = run.status()
-    assert status["state"] == "finished" and status["step"] == 2
-    assert status["staleness"]["max_trained"] <= (0 if mode == "sync_plus" else 1)
-
-
 def test_direct_weights_go_straight_into_the_engines(run):
     run.start("weights.transport=direct", "steps=3", "validation.plays=0").wait()
     status = run.status()
