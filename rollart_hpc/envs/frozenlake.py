@@ -27,7 +27,7 @@ class FrozenLake:
         self.map: list[str] = generate_random_map(size=self.size, p=self.frozen, seed=seed)
         self.env = FrozenLakeEnv(desc=self.map, is_slippery=False)
         self.env.reset(seed=seed)
-        self.at, self.trail, self.turns = (0, 0), {(0, 0)}, 0
+        self.at, self.trail, self.turns, self.invalid = (0, 0), {(0, 0)}, 0, 0
         self.reached = self.fell = False
         self.distances = self._distances()
         self.first = self.best = self.distances[(0, 0)]
@@ -38,11 +38,14 @@ class FrozenLake:
         word = response.strip()
         if word in MOVES:
             self._move(MOVES[word][0])
+        else:
+            self.invalid += 1
         done = self.reached or self.fell or self.turns >= self.max_turns
         return Turn(self._observation(), done)
 
     def outcome(self) -> dict[str, Any]:
-        return {"reached": self.reached, "fell": self.fell, "progress": 1 - self.best / self.first}
+        progress = 1 - self.best / self.first
+        return {"reached": self.reached, "fell": self.fell, "invalid": self.invalid, "progress": progress}
 
     def close(self) -> None:
         """Nothing is held."""

@@ -1,6 +1,6 @@
 """Reward of Sorting: an answer that names the letters in order succeeds; others get credit for what is right in them.
 
-Only the letters count, not the words around them.
+Success asks for the letters alone; the words around them are worth a little, so that the form is kept.
 """
 
 from __future__ import annotations
@@ -10,15 +10,25 @@ from itertools import pairwise
 from rollart_hpc.rewards.contract import Score, Transcript
 
 
-def in_order(transcript: Transcript, partial_weight: float = 0.9, wrong_length: float = 0.1) -> Score:
+def in_order(
+    transcript: Transcript, partial_weight: float = 0.9, wrong_length: float = 0.1, form_weight: float = 0.2
+) -> Score:
     """Partial credit: half for letters in their place, half for letters that come after the one before them."""
     expected = sorted(transcript.outcome["letters"])
     response = transcript.turns[-1][1] if transcript.turns else ""
-    named = [word for word in response.split() if len(word) == 1 and word.isalpha()]
+    words = response.split()
+    named = [word for word in words if len(word) == 1 and word.isalpha()]
+    malformed = form_weight * (1 - _numbered(words, len(expected)))
     if named == expected:
-        return Score(1.0, True)
+        return Score(1.0 - malformed, True)
     placed = sum(a == b for a, b in zip(named, expected))
     # Only the sorted answer rises len(expected) times through these letters: the credit has no other maximum.
     rising = sum(a < b and b in expected for a, b in pairwise(["", *named[: len(expected)]]))
     credit = partial_weight * (placed + rising) / (2 * len(expected))
-    return Score(credit - (wrong_length if len(named) != len(expected) else 0.0), False)
+    return Score(credit - malformed - (wrong_length if len(named) != len(expected) else 0.0), False)
+
+
+def _numbered(words: list[str], places: int) -> float:
+    """Share of the places whose number stands where it belongs: first 1, then 2 and so on."""
+    numbers = [word for word in words if word.isdigit()]
+    return sum(number == str(place) for place, number in enumerate(numbers[:places], 1)) / places

@@ -60,7 +60,7 @@ def test_a_wall_or_an_unknown_word_costs_a_turn() -> None:
     assert env.step("left").observation == first
     assert env.step("left down").observation == first
     assert env.step("").done
-    assert env.outcome() == {"reached": False, "fell": False, "progress": 0.0}
+    assert env.outcome() == {"reached": False, "fell": False, "invalid": 2, "progress": 0.0}
 
 
 def test_a_hole_ends_the_play() -> None:

@@ -11,6 +11,8 @@ SHOWN = ["f", "c", "a", "h"]
 
 
 def score(response: str, **params: float) -> Score:
+    """Of an answer whose places are not numbered: the form is worth nothing unless a test asks for it."""
+    params.setdefault("form_weight", 0.0)
     return in_order(Transcript("sorting", [("sort f c a h", response)], {"letters": SHOWN}), **params)
 
 
@@ -36,7 +38,12 @@ def test_letters_that_were_not_shown_do_not_count() -> None:
 
 
 def test_an_answer_that_never_came_is_no_success() -> None:
-    assert in_order(Transcript("sorting", [], {"letters": SHOWN})) == Score(-0.1, False)
+    assert in_order(Transcript("sorting", [], {"letters": SHOWN})) == Score(pytest.approx(-0.3), False)
+
+
+def test_places_out_of_number_cost_but_do_not_undo_success() -> None:
+    assert score("place 1 a , place 2 c , place 3 f , place 4 h", form_weight=0.2) == Score(1.0, True)
+    assert score("place 1 a , place 2 c , place 4 f , place 4 h", form_weight=0.2) == Score(pytest.approx(0.95), True)
 
 
 @given(st.lists(st.sampled_from("abcfh"), max_size=8))
