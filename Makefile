@@ -29,7 +29,7 @@ lint: install-dev
 	$(BIN)/lint-imports
 
 fast: install-dev
-	$(BIN)/python -m pytest -x -q -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -x -q -n 4 --dist loadfile -m "not slow"
 
 slow: install-dev
 	$(BIN)/python -m pytest -x -q -m slow

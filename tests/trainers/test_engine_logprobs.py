@@ -11,7 +11,6 @@ from rollart_hpc.config.schema import EngineConfig, RunConfig, TrainerConfig
 from rollart_hpc.engines.contract import Request
 from rollart_hpc.engines.torch_engine import TorchEngine
 from rollart_hpc.trainers.fsdp import FsdpTrainer
-from rollart_hpc.trainers.world import open_world
 from rollart_hpc.types import Sample, TokenRecord, TrainGroup, WeightsId
 from rollart_hpc.wire.prefix import prefix_hash
 
@@ -20,7 +19,7 @@ NEW_TOKENS = 24
 
 
 @pytest.fixture
-def trainer(tmp_path):
+def trainer(tmp_path, world):
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
         vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -28,9 +27,7 @@ def trainer(tmp_path):
         initializer_range=0.3, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     transformers.Qwen3ForCausalLM(config).save_pretrained(tmp_path)
-    world = open_world(0, 1, "cpu")
-    yield FsdpTrainer(RunConfig(trainer=TrainerConfig(lr=0.05)), tmp_path, world), tmp_path
-    world.close()
+    return FsdpTrainer(RunConfig(trainer=TrainerConfig(lr=0.05)), tmp_path, world), tmp_path
 
 
 def install(engine, trainer, version):
@@ -56,7 +53,7 @@ def train_once(trainer, sampled):
     trainer.step()
 
 
-def test_log_probs_agree_each_token_under_its_own_version(trainer):
+def test_log_probs_agree_each_token_under_its_own_version(trainer, world):
     trainer, directory = trainer
     engine = TorchEngine(directory, EngineConfig(max_running=4, kv_slots=4), 128)
     install(engine, trainer, 0)
@@ -76,7 +73,7 @@ def test_log_probs_agree_each_token_under_its_own_version(trainer):
     assert set(done[0].record.versions.tolist()) == {0, 1}
 
     check(record, trainer.logprobs([record])[0], version=1)
-    first = FsdpTrainer(RunConfig(), directory, trainer._world)  # as it was before the step
+    first = FsdpTrainer(RunConfig(), directory, world)  # as it was before the step
     check(record, first.logprobs([record])[0], version=0)
 
 
