@@ -109,7 +109,7 @@ class Core:
         self.workers[event.worker] = worker
         self.tally.joined[event.role] += 1
         if event.role == "engine":
-            self.router.engines[event.worker] = worker
+            self.router.join(worker)
         if event.role == "trainer" and event.capacity > 0:
             self._trainer_joined(worker, event)
         self.publisher.joined(worker)

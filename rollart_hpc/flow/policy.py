@@ -40,6 +40,7 @@ class Policy:
     abort_stale: bool = True
     install_idle: bool = False  # an engine installs only when none of its trajectories is under way
     direct: bool = False  # weights go straight into engines
+    pools: frozenset[str] = frozenset()  # that will have engines: waited for at the start instead of falling back
     seed: int = 0
     temperature: float = 1.0
     validation_plays: int = 0
@@ -84,6 +85,7 @@ def policy_of(config: RunConfig) -> Policy:
         abort_stale=mode == "rollart",
         install_idle=is_sync or mode == "one_off",
         direct=config.weights.transport == "direct",
+        pools=frozenset(name for name, pool in config.pools.items() if pool.engines),
         seed=config.seed,
         temperature=flow.temperature,
         validation_plays=config.validation.plays,

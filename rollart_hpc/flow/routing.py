@@ -21,15 +21,22 @@ class Router:
         self.policy = policy
         self.tally = tally
         self.engines: dict[str, Worker] = {}
+        self._awaited = set(policy.pools)
         self._may_serve = may_serve
         self._waiting: dict[str, deque[Trajectory]] = {}
 
     def pool_of(self, task: str) -> str:
         """The pool that serves this task now."""
         wanted = self.policy.tasks[task].affinity
-        if wanted == ANY or any(e.pool == wanted for e in self.engines.values()):
-            return wanted
-        return ANY
+        return wanted if wanted == ANY or self._is_alive(wanted) else ANY
+
+    def join(self, engine: Worker) -> None:
+        self.engines[engine.name] = engine
+        self._awaited.discard(engine.pool)
+
+    def _is_alive(self, pool: str) -> bool:
+        """A pool whose first engine is yet to come counts as alive: its tasks wait for it."""
+        return pool in self._awaited or any(e.pool == pool for e in self.engines.values())
 
     def enqueue(self, trajectory: Trajectory) -> None:
         self._waiting.setdefault(self.policy.tasks[trajectory.task].affinity, deque()).append(trajectory)
@@ -56,7 +63,7 @@ class Router:
         return [e for e in self.engines.values() if pool in (ANY, e.pool)]
 
     def _has_room(self, wanted: str) -> bool:
-        pool = wanted if any(e.pool == wanted for e in self.engines.values()) else ANY
+        pool = wanted if self._is_alive(wanted) else ANY
         return any(e.room > 0 for e in self._candidates(pool))
 
     def _choose(self, trajectory: Trajectory) -> Worker | None:
@@ -75,5 +82,5 @@ class Router:
         wanted = self.policy.tasks[trajectory.task].affinity
         if wanted not in (ANY, engine.pool):
             self.tally.fallbacks += 1
-            if any(e.pool == wanted for e in self.engines.values()):
+            if self._is_alive(wanted):
                 self.tally.stray_requests += 1

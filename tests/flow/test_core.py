@@ -391,3 +391,12 @@ def test_a_relay_that_could_not_adopt_is_asked_again():
     scene.take(ev.Adopt)
     scene.do(ev.TransferFailed(0, "relay"), ev.Tick(1.0))
     assert [c.weights for c in scene.take(ev.Adopt)] == [WeightsId(1, 0)]
+
+
+def test_a_pool_whose_first_engine_is_yet_to_come_is_waited_for():
+    scene = Scene(engines=(("engine-b", "bandwidth"),), pools=frozenset({"compute", "bandwidth"}))
+    play = scene.take(ev.Play)[0]
+    assert not [c for c in scene.do(ev.TurnWanted(play.trajectory, 0, 0)) if isinstance(c, ev.Generate)]
+    scene.do(ev.Joined("engine-c", "engine", pool="compute", capacity=9), ev.Installed("engine-c", WeightsId(1, 0)))
+    assert [c.engine for c in scene.take(ev.Generate)] == ["engine-c"]
+    assert scene.core.tally.fallbacks == 0

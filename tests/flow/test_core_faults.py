@@ -102,6 +102,7 @@ def make_world(mode: str, seed: int, failure_rate: float, direct: bool, plays: i
         groups_per_step=rng.randint(1, 5),
         group_size=rng.randint(1, 3),
         direct=direct,
+        pools=frozenset({"compute", "bandwidth"}),
         validation_plays=plays,
         validation_every=rng.choice([0, 2]),
         checkpoint_every=rng.choice([0, 1, 2]),

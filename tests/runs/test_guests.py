@@ -89,7 +89,7 @@ def check_that_strangers_are_refused(run):
 def test_workers_join_a_live_run_readers_follow_it_and_strangers_are_refused(run, tmp_path):
     run.start("steps=200", "validation.plays=0")
     run.until_step(1)
-    assert (joined(run, "env"), joined(run, "engine")) == (2, 2)
+    run.until(lambda: (joined(run, "env"), joined(run, "engine")) == (2, 2), "all env workers and engines")
     with (
         started(tmp_path / "env.out", "join", run.directory, "env") as env,
         started(tmp_path / "engine.out", "join", run.directory, "engine", "--pool", "compute") as engine,
