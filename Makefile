@@ -32,7 +32,7 @@ fast: install-dev
 	$(BIN)/python -m pytest -x -q -n 4 --dist loadfile -m "not slow"
 
 slow: install-dev
-	$(BIN)/python -m pytest -x -q -m slow
+	$(BIN)/python -m pytest -x -q -n 2 --dist loadfile -m slow
 
 acceptance: install-dev
 	$(BIN)/python tests/acceptance/run.py
