@@ -9,6 +9,7 @@ import select
 import socket
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import cast
 
 from rollart_hpc.config.resolved import read_resolved
@@ -19,6 +20,7 @@ from rollart_hpc.hardware import CPU, ENGINE_CLASSES
 from rollart_hpc.launch.command import environment, role_command
 from rollart_hpc.launch.ownership import ask_to_end, read_ownership, supervisor_pid
 from rollart_hpc.launch.plan import Proc, make_plan
+from rollart_hpc.launch.process import Order
 from rollart_hpc.launch.supervisor import DRAIN_S
 from rollart_hpc.types import Role
 
@@ -54,7 +56,7 @@ def join(args: argparse.Namespace) -> int:
     config = read_resolved(run.config)
     proc = _new_proc(cast(Role, args.role), args.pool, config)
     threads = config.engine.threads if proc.role == "engine" else 1
-    command = role_command(proc, run, attempt=run.last_attempt(), incarnation=secrets.token_hex(8))
+    command = role_command(Order(proc, run.last_attempt(), Path(os.devnull)), run)
     print(f"joining {run.path} as {proc.name}", file=sys.stderr, flush=True)
     os.execve(command[0], command, environment(threads))
 

@@ -11,16 +11,16 @@ from rollart_hpc.config.process import PARENT_VARIABLE
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.launch.plan import Proc
+from rollart_hpc.launch.process import Order
 
 _PACKAGE_PARENT = str(Path(rollart_hpc.__file__).resolve().parent.parent)
 
 
-def role_command(
-    proc: Proc, run: RunDir, *, attempt: int, incarnation: str, address: str = "", checkpoint: Path | None = None
-) -> list[str]:
+def role_command(order: Order, run: RunDir, *, address: str = "", checkpoint: Path | None = None) -> list[str]:
     """`address` is empty for the controller and for late joiners, who find it in the run directory."""
+    proc = order.proc
     command = python("-m", f"rollart_hpc.roles.{proc.role}", "--run-dir", str(run.path), "--name", proc.name)
-    command += ["--attempt", str(attempt), "--incarnation", incarnation, "--node", proc.node]
+    command += ["--attempt", str(order.attempt), "--incarnation", order.incarnation, "--node", proc.node]
     if proc.pool:
         command += ["--pool", proc.pool]
     if proc.role == "trainer":
@@ -51,4 +51,4 @@ def environment(threads: int = 1) -> dict[str, str]:
 
 def role_environment(proc: Proc, config: RunConfig) -> dict[str, str]:
     threads = {"trainer": config.trainer.threads, "engine": config.engine.threads}
-    return environment(threads.get(proc.role, 1)) | {PARENT_VARIABLE: str(os.getpid())}
+    return environment(threads.get(proc.role, 1))

@@ -1,4 +1,7 @@
-"""The live processes of a run. Owns starting them by the plan and keeping supervisor.json true; decides nothing."""
+"""The live processes of a run. Owns starting them by the plan and keeping supervisor.json true; decides nothing.
+
+Where a process runs is the place's business (`launch.place`).
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,24 @@ from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.launch.command import role_command, role_environment
 from rollart_hpc.launch.ownership import write_ownership
+from rollart_hpc.launch.place import Place
 from rollart_hpc.launch.plan import Proc
-from rollart_hpc.launch.process import Child, end_children, new_incarnation, start_child
+from rollart_hpc.launch.process import Child, Order
 from rollart_hpc.types import Role
 
 
 class Crew:
     def __init__(
-        self, run: RunDir, config: RunConfig, selector: selectors.BaseSelector, on_end: Callable[[Child], None]
+        self,
+        run: RunDir,
+        config: RunConfig,
+        place: Place,
+        selector: selectors.BaseSelector,
+        on_end: Callable[[Child], None],
     ) -> None:
         """`on_end` is the selector's action for a process that has ended; it calls `take_out` and reaps."""
-        self._run, self._config, self._selector, self._on_end = run, config, selector, on_end
+        self._run, self._config, self._place = run, config, place
+        self._selector, self._on_end = selector, on_end
         self._children: dict[str, Child] = {}
         self.attempt = 0  # of whatever starts now
         self.address = ""  # of the controller
@@ -38,25 +48,15 @@ class Crew:
         return [child for child in self._children.values() if child.proc.role == role]
 
     def start(self, proc: Proc, *extra: str, pass_fds: tuple[int, ...] = ()) -> None:
-        incarnation = new_incarnation()
+        order = Order(proc, self.attempt, self._run.log(self.attempt, proc.name))
         newest = self._run.newest_checkpoint() if proc.role in ("controller", "trainer") else None
         command = role_command(
-            proc,
+            order,
             self._run,
-            attempt=self.attempt,
-            incarnation=incarnation,
             address="" if proc.role == "controller" else self.address,
             checkpoint=newest.path if newest else None,
         )
-        child = start_child(
-            proc,
-            [*command, *extra],
-            role_environment(proc, self._config),
-            incarnation=incarnation,
-            attempt=self.attempt,
-            log=self._run.log(self.attempt, proc.name),
-            pass_fds=pass_fds,
-        )
+        child = self._place.start(order, [*command, *extra], role_environment(proc, self._config), pass_fds)
         self._children[proc.name] = child
         self._selector.register(child, selectors.EVENT_READ, partial(self._on_end, child))
         self.write()
@@ -70,7 +70,7 @@ class Crew:
     def end(self, children: Iterable[Child], grace_s: float = 0.0, term_s: float = 0.0) -> list[tuple[Child, int]]:
         """End these processes; returns them with their exit codes."""
         taken = [self.take_out(child) for child in children]
-        codes = end_children(taken, grace_s, term_s)
+        codes = self._place.end(taken, grace_s, term_s)
         return [(child, codes[child.name]) for child in taken]
 
     def write(self) -> None:

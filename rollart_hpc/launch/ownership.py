@@ -24,7 +24,7 @@ RUNNING = "running"
 def write_ownership(
     run: RunDir, attempt: int, children: Iterable[Child], state: str = RUNNING, reason: str = ""
 ) -> None:
-    procs = {c.name: {"pid": c.pid, "incarnation": c.incarnation, "attempt": c.attempt} for c in children}
+    procs = {c.name: {"pid": c.pid, "incarnation": c.order.incarnation, "attempt": c.order.attempt} for c in children}
     owner = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "host": socket.gethostname()}
     write_json(run.supervisor, {**owner, "state": state, "reason": reason, "attempt": attempt, "procs": procs})
 

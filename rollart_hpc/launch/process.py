@@ -1,6 +1,6 @@
 """One child process of the supervisor: started in a session of its own, watched by pidfd, ended by id.
 
-Owns starting, ending and log files; does not know why a process should run.
+Owns starting, ending and log files; knows neither why a process should run nor where (`launch.place`).
 """
 
 from __future__ import annotations
@@ -21,19 +21,38 @@ from rollart_hpc.files import FILE_MODE, disk_errors
 from rollart_hpc.launch.plan import Proc
 
 
-@dataclass
-class Child:
+def new_incarnation() -> str:
+    return secrets.token_hex(8)
+
+
+@dataclass(frozen=True)
+class Order:
+    """One start of a process: what every place needs to know besides its command."""
+
     proc: Proc
-    incarnation: str
     attempt: int
     log: Path
+    incarnation: str = field(default_factory=new_incarnation)
+
+
+@dataclass
+class Child:
+    order: Order
     popen: subprocess.Popen[bytes]
     pidfd: int
     started_s: float = field(default_factory=time.monotonic)
 
     @property
+    def proc(self) -> Proc:
+        return self.order.proc
+
+    @property
     def name(self) -> str:
-        return self.proc.name
+        return self.order.proc.name
+
+    @property
+    def log(self) -> Path:
+        return self.order.log
 
     @property
     def pid(self) -> int:
@@ -63,23 +82,10 @@ class Child:
         return code
 
 
-def new_incarnation() -> str:
-    return secrets.token_hex(8)
-
-
-def start_child(
-    proc: Proc,
-    command: list[str],
-    environment: dict[str, str],
-    *,
-    incarnation: str,
-    attempt: int,
-    log: Path,
-    pass_fds: tuple[int, ...] = (),
-) -> Child:
+def start_child(order: Order, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()) -> Child:
     """Call from the main thread: the kernel ends a child with the thread that started it."""
-    with disk_errors(log):
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+    with disk_errors(order.log):
+        output = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
     try:
         popen = subprocess.Popen(
             command,
@@ -92,27 +98,27 @@ def start_child(
         )
     except OSError as error:
         raise SiteError(
-            f"can't start {proc.name}: {error.strerror}", "is the machine out of processes or memory?"
+            f"can't start {order.proc.name}: {error.strerror}", "is the machine out of processes or memory?"
         ) from None
     finally:
         os.close(output)
-    return Child(proc, incarnation, attempt, log, popen, os.pidfd_open(popen.pid))
+    return Child(order, popen, os.pidfd_open(popen.pid))
 
 
 def end_children(children: Iterable[Child], grace_s: float = 0.0, term_s: float = 0.0) -> dict[str, int]:
     """End them all and return their exit codes: wait `grace_s`, SIGTERM, wait `term_s`, SIGKILL."""
     running = list(children)
-    _wait(running, grace_s)
+    wait_for(running, grace_s)
     if term_s > 0:
         for child in running:
             child.signal(signal.SIGTERM)
-        _wait(running, term_s)
+        wait_for(running, term_s)
     for child in running:
         child.kill_group()
     return {child.name: child.reap() for child in running}
 
 
-def _wait(children: list[Child], timeout_s: float) -> None:
+def wait_for(children: list[Child], timeout_s: float) -> None:
     """Until all have ended or the time is up."""
     deadline_s = time.monotonic() + timeout_s
     poll = select.poll()

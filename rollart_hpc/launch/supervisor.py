@@ -33,6 +33,7 @@ from rollart_hpc.files import append_line, read_json
 from rollart_hpc.launch import failures
 from rollart_hpc.launch.crew import Crew
 from rollart_hpc.launch.ownership import write_ownership
+from rollart_hpc.launch.place import LocalPlace, Place
 from rollart_hpc.launch.plan import CONTROLLER, Plan
 from rollart_hpc.launch.process import Child, new_incarnation
 from rollart_hpc.launch.restarts import RestoreBudget, RoleBudget
@@ -60,11 +61,12 @@ class Screen(Protocol):
 
 
 class Supervisor:
-    def __init__(self, run: RunDir, config: RunConfig, plan: Plan, screen: Screen) -> None:
+    def __init__(self, run: RunDir, config: RunConfig, plan: Plan, screen: Screen, place: Place | None = None) -> None:
+        """`place`: where processes are started; this machine if none is given."""
         self._run, self._config, self._plan, self._screen = run, config, plan, screen
         self._selector = selectors.DefaultSelector()
         self._signals = Signals()
-        self._crew = Crew(run, config, self._selector, self._ended)
+        self._crew = Crew(run, config, place or LocalPlace(), self._selector, self._ended)
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._roles = RoleBudget(config.restarts.per_role)
         self._restores = RestoreBudget(config.restarts.attempts)
@@ -179,7 +181,7 @@ class Supervisor:
         if child.name == CONTROLLER:
             self._controller_ended(child, code)
         else:
-            self._tell(Exited(child.name, child.incarnation, code))
+            self._tell(Exited(child.name, child.order.incarnation, code))
             self._worker_ended(child, code)
 
     def _controller_ended(self, child: Child, code: int) -> None:
@@ -219,7 +221,7 @@ class Supervisor:
     def _restore_trainer(self, child: Child, code: int) -> None:
         delay_s = self._next_restore(child, code)
         for rank, rank_code in self._crew.end(self._crew.of("trainer")):
-            self._tell(Exited(rank.name, rank.incarnation, rank_code))
+            self._tell(Exited(rank.name, rank.order.incarnation, rank_code))
         self._after(delay_s, self._begin_trainer_attempt)
 
     def _begin_trainer_attempt(self) -> None:

@@ -10,15 +10,16 @@ from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import RollartError
 from rollart_hpc.launch import crew, supervisor
-from rollart_hpc.launch.plan import Proc, make_plan
+from rollart_hpc.launch.plan import make_plan
+from rollart_hpc.launch.process import Order
 
 FAKE = str(Path(__file__).with_name("fake_role.py"))
 real_command = crew.role_command
 
 
-def fake_command(proc: Proc, run: RunDir, **rest: Any) -> list[str]:
-    interpreter, safe, _, _, *arguments = real_command(proc, run, **rest)
-    return [interpreter, safe, FAKE, proc.role, *arguments]
+def fake_command(order: Order, run: RunDir, **rest: Any) -> list[str]:
+    interpreter, safe, _, _, *arguments = real_command(order, run, **rest)
+    return [interpreter, safe, FAKE, order.proc.role, *arguments]
 
 
 class Lines:

@@ -1,0 +1,37 @@
+"""Where processes are started. Owns the contract of a place and the local one; knows no plan and no budget of restarts.
+
+A place turns an order and a command into a child: a process of this machine that lives as long as the one it
+stands for. Locally that is the process itself; elsewhere it is whatever carries it (an `srun`), so the supervisor
+watches, signals and reaps all of them alike.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Protocol
+
+from rollart_hpc.config.process import PARENT_VARIABLE
+from rollart_hpc.launch.process import Child, Order, end_children, start_child
+
+
+class Place(Protocol):
+    def start(
+        self, order: Order, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()
+    ) -> Child: ...
+
+    def end(self, children: Iterable[Child], grace_s: float = 0.0, term_s: float = 0.0) -> dict[str, int]:
+        """End them all and return their exit codes: wait `grace_s`, SIGTERM, wait `term_s`, SIGKILL."""
+        ...
+
+
+class LocalPlace:
+    """This machine. The kernel ends every child with its supervisor."""
+
+    def start(
+        self, order: Order, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()
+    ) -> Child:
+        return start_child(order, command, environment | {PARENT_VARIABLE: str(os.getpid())}, pass_fds)
+
+    def end(self, children: Iterable[Child], grace_s: float = 0.0, term_s: float = 0.0) -> dict[str, int]:
+        return end_children(children, grace_s, term_s)
