@@ -123,22 +123,21 @@ class TokenTerms(NamedTuple):
 
 def token_terms(
     algorithm: AlgorithmConfig,
-    logprobs: torch.Tensor,
     new: torch.Tensor,
     *,
     behaviour: torch.Tensor,
     advantages: torch.Tensor,
+    entropy: torch.Tensor | None,
     reference: torch.Tensor | None,
 ) -> TokenTerms:
-    """`logprobs` [tokens, vocabulary] are those of the current policy, `new` those of the sampled tokens among them."""
+    """`new` are the sampled tokens' log-probs under the current policy, `entropy` those of its distributions there."""
     # One update per batch: the proximal policy is the one that is being updated, before the update.
     proximal = new.detach() if algorithm.decoupled else None
     policy = policy_loss(
         new, behaviour, advantages, clip_low=algorithm.clip_low, clip_high=algorithm.clip_high, proximal=proximal
     )
-    loss, entropy, kl = policy.loss, None, None
-    if algorithm.entropy > 0:
-        entropy = entropy_of(logprobs)
+    loss, kl = policy.loss, None
+    if entropy is not None:
         loss = loss - algorithm.entropy * entropy
     if reference is not None:
         kl = k3_kl(new, reference)

@@ -30,7 +30,7 @@ VARIANTS = {
 
 def gradients(trainer: FsdpTrainer) -> dict[str, torch.Tensor]:
     """Summed, not yet divided."""
-    trainer._reduce()
+    trainer._add_up()
     return {n: p.grad.full_tensor().clone() for n, p in trainer._model.named_parameters() if p.grad is not None}
 
 

@@ -1,0 +1,214 @@
+"""One step from groups to new weights, whatever the backend. Owns shares, losses, the tally and the step's arithmetic.
+
+    accumulate: advantages -> micro-batches of this replica -> forward, loss, backward, each     (backend)
+    step:       add up over replicas -> divide once -> clip -> update -> digest                  (backend)
+
+A replica is a whole model, on one rank (or one shard of it per rank, as in FSDP) or spread over several. Must not know
+where groups come from, where weights go, or how a model is laid out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.errors import SiteError
+from rollart_hpc.trainers import algorithms, packing
+from rollart_hpc.trainers.contract import StepResult
+from rollart_hpc.trainers.packing import Bin, MicroBatch
+from rollart_hpc.trainers.seals import Head
+from rollart_hpc.trainers.tally import Tally
+from rollart_hpc.trainers.world import World
+from rollart_hpc.types import Sample, TokenRecord, TrainGroup
+from rollart_hpc.weights.digest import digest
+
+log = logging.getLogger(__name__)
+
+
+class StepTrainer(ABC):
+    """One rank of a trainer; backends fill in the abstract methods and call `begin` when their model stands.
+
+    With `deterministic`, micro-batches keep to one group and to the groups' order, so that sums do not depend on how
+    the batch was cut into chunks.
+    """
+
+    def __init__(self, config: RunConfig, world: World, *, replica: int, num_replicas: int) -> None:
+        self.version = 0
+        self.digest = ""
+        self._config = config
+        self._world = world
+        self._replica = replica
+        self._num_replicas = num_replicas
+        self._tally = Tally()
+        self._num_bins = 0  # dealt since the last step
+        self._held: list[TrainGroup] = []
+        if config.deterministic:
+            _use_deterministic_kernels()
+
+    def begin(self) -> None:
+        self.digest = self._weights_digest()
+
+    # --- what a backend does -----------------------------------------------------------------
+
+    @abstractmethod
+    def _forward_backward(self, micros: list[MicroBatch]) -> None:
+        """Every micro-batch through the model, `_loss` where its log-probs are, gradients summed."""
+
+    @abstractmethod
+    def _chosen_logprobs(self, micros: list[MicroBatch]) -> list[torch.Tensor]:
+        """Of the sampled tokens of each, without gradients, on every rank. A collective."""
+
+    @abstractmethod
+    def _reduce(self, num_bins: int) -> None:
+        """Add up over replicas what each summed by itself in `num_bins` micro-batches of all."""
+
+    @abstractmethod
+    def _optimize(self, total: int, lr: float) -> float:
+        """Divide gradients by `total`, clip, update unless they are not finite; returns their norm before clipping."""
+
+    @abstractmethod
+    def _forget_gradients(self) -> None: ...
+
+    @abstractmethod
+    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See the contract."""
+
+    @abstractmethod
+    def save(self, directory: Path) -> None:
+        """See the contract."""
+
+    @abstractmethod
+    def _restore(self, directory: Path) -> Head:
+        """Weights and optimizer, in place."""
+
+    def _weights_digest(self) -> str:
+        return digest(self.export())
+
+    # --- one step ----------------------------------------------------------------------------
+
+    def accumulate(self, groups: list[TrainGroup]) -> None:
+        if algorithms.scope(self._config.algorithm.estimator) == "batch":
+            self._held += groups
+        else:
+            self._train(groups)
+
+    def step(self) -> StepResult:
+        if self._held:
+            groups, self._held = self._held, []
+            self._train(groups)
+        self._add_up()
+        tally, self._tally = self._tally, Tally()
+        total = algorithms.step_total(self._config.algorithm.aggregation, tally.num_tokens, tally.num_samples)
+        metrics = tally.metrics(self._world, total) | self._update(total)
+        self.version += 1
+        parent, self.digest = self.digest, self._weights_digest()
+        return StepResult(self.version, parent, self.digest, metrics)
+
+    def discard(self) -> None:
+        self._held = []
+        self._tally = Tally()
+        self._add_up()
+        self._forget_gradients()
+
+    def load(self, directory: Path) -> None:
+        self.discard()
+        head = self._restore(directory)
+        self.version, self.digest = head.version, self._weights_digest()
+        if self.digest != head.digest:
+            raise SiteError(f"checkpoint {directory} yields weights {self.digest}, expected {head.digest}")
+
+    def _train(self, groups: list[TrainGroup]) -> None:
+        """Forward and backward of this replica's share."""
+        if self._config.deterministic:
+            groups = sorted(groups, key=lambda group: group.group)
+        algorithms.assign_advantages(groups, self._config.algorithm)
+        for group in groups:
+            self._tally.rewards += algorithms.trajectory_rewards(group.samples).values()
+        kept = [_trainable(group) for group in groups]
+        samples = [sample for group in kept for sample in group.samples]
+        counts = [packing.num_trainable(sample) for sample in samples]
+        self._tally.num_samples += len(samples)
+        self._tally.num_tokens += sum(counts)
+        weights = [algorithms.token_weight(self._config.algorithm.aggregation, count) for count in counts]
+        bins = self._share(kept, samples)
+        if bins:
+            self._forward_backward([self._pack([samples[i] for i in b], [weights[i] for i in b]) for b in bins])
+
+    def _pack(self, samples: list[Sample], weights: list[float]) -> MicroBatch:
+        return packing.pack(samples, weights, self._world.device)
+
+    def _share(self, groups: list[TrainGroup], samples: list[Sample]) -> list[Bin]:
+        """This replica's micro-batches; every replica gets the same number."""
+        budget, replicas = self._config.trainer.microbatch_tokens, self._num_replicas
+        if self._config.deterministic:
+            bins = packing.bins_in_order(groups, budget)
+            hands = packing.deal(bins, replicas, first=self._num_bins % replicas)
+        else:
+            hands = packing.plan([len(sample.record) for sample in samples], budget, replicas)
+        self._num_bins += sum(bool(members) for hand in hands for members in hand)
+        return hands[self._replica]
+
+    def _loss(
+        self, micro: MicroBatch, new: torch.Tensor, *, entropy: torch.Tensor | None, reference: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Summed over the sampled tokens, and tallied."""
+        terms = algorithms.token_terms(
+            self._config.algorithm,
+            new,
+            behaviour=micro.behaviour,
+            advantages=micro.advantages,
+            entropy=entropy,
+            reference=reference,
+        )
+        loss = (terms.loss * micro.weights).sum()
+        self._tally.add(micro, terms, version=self.version, loss=loss, new=new)
+        return loss
+
+    def _add_up(self) -> None:
+        num_bins, self._num_bins = self._num_bins, 0
+        self._reduce(num_bins)
+
+    def _update(self, total: int) -> dict[str, float]:
+        """Gradients that are not finite would ruin the weights: that update is left out."""
+        lr = algorithms.learning_rate(self._config.trainer, self.version, self._config.steps)
+        norm = self._optimize(total, lr)
+        self._forget_gradients()
+        is_finite = bool(np.isfinite(norm))
+        if not is_finite:
+            log.warning("step %d: gradients are not finite, weights stay as they are", self.version)
+        return {"grad_norm": norm if is_finite else -1.0, "lr": lr, "update_skipped": float(not is_finite)}
+
+    # --- log-probs ---------------------------------------------------------------------------
+
+    def logprobs(self, records: list[TokenRecord]) -> list[NDArray[np.float32]]:
+        """Every replica computes all of them."""
+        out = [np.zeros(len(record), np.float32) for record in records]
+        samples = [Sample("", 0, "", record, 0.0) for record in records]
+        (bins,) = packing.plan([len(record) for record in records], self._config.trainer.microbatch_tokens, ranks=1)
+        micros = [self._pack([samples[i] for i in members], [1.0] * len(members)) for members in bins]
+        for members, micro, chosen in zip(bins, micros, self._chosen_logprobs(micros), strict=True):
+            packed = np.zeros(micro.ids.shape[1], np.float32)
+            packed[micro.keep.cpu().numpy() + 1] = chosen.cpu().numpy()
+            for i, part in zip(members, np.split(packed, np.cumsum(micro.lengths)[:-1]), strict=True):
+                out[i][:] = part
+        return out
+
+
+def _trainable(group: TrainGroup) -> TrainGroup:
+    """Without samples in which nothing was sampled: there is nothing to learn from them."""
+    return TrainGroup(group.group, group.task, [s for s in group.samples if packing.num_trainable(s)])
+
+
+def _use_deterministic_kernels() -> None:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # Finds reads of uninitialized memory in torch itself; costs time and changes no result of ours.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
