@@ -11,13 +11,15 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 from rollart_hpc.config.rundir import RunDir
-from rollart_hpc.errors import RollartError
+from rollart_hpc.errors import RollartError, SiteError
 from rollart_hpc.files import write_json
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
@@ -32,6 +34,7 @@ from rollart_hpc.types import Frame, Role
 from rollart_hpc.wire import keys, members
 from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.hub import Hub
+from rollart_hpc.wire.interfaces import address_of
 
 TICK_S = 0.2
 FAREWELL_S = 15.0
@@ -47,7 +50,7 @@ class Controller:
         saved = checkpoints.load(start.checkpoint, self.payloads) if start.checkpoint else None
         self.core = Core(policy_of(start.config), start.attempt, saved)
         self.payloads.keep_only(self.core.plays.all)
-        self.hub = Hub("127.0.0.1", keys.load_server(start.run.keys(start.attempt)))
+        self.hub = _listen(address_of(start.control), start.ports, keys.load_server(start.run.keys(start.attempt)))
         timeouts = start.config.timeouts
         self.members = members.Members(
             self.hub, attempt=start.attempt, heartbeat_s=timeouts.heartbeat_s, silence_s=timeouts.silence_s
@@ -66,7 +69,7 @@ class Controller:
 
     @property
     def address(self) -> str:
-        return f"tcp://127.0.0.1:{self.hub.port}"
+        return f"tcp://{self.hub.host}:{self.hub.port}"
 
     def run(self) -> int:
         while not self.ending:
@@ -226,6 +229,17 @@ class Controller:
                 self.members.handle(name, message)
         self.journal.close()
         self.hub.close()
+
+
+def _listen(host: str, ports: str, server_keys: keys.ServerKeys) -> Hub:
+    """On any free port, or on a free one of the range `LOW-HIGH`."""
+    if not ports:
+        return Hub(host, server_keys)
+    low, high = (int(port) for port in ports.split("-"))
+    for port in random.sample(range(low, high + 1), high + 1 - low):
+        with suppress(SiteError):
+            return Hub(host, server_keys, port=port)
+    raise SiteError(f"no port of {ports} is free on {host}", "widen network.ports of the site file")
 
 
 def _announce(start: Start, controller: Controller) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from rollart_hpc.observe.trace import Tracer
-from rollart_hpc.roles.start import Start, connect, find_address, run_role
+from rollart_hpc.roles.start import Start, connect, data_address, run_role
 from rollart_hpc.wire.link import Link
 from rollart_hpc.wire.messages import Stop, WhoAreYou
 
@@ -19,12 +18,10 @@ log = logging.getLogger(__name__)
 
 
 def main(start: Start) -> None:
-    from rollart_hpc.weights.groups import address_facing
     from rollart_hpc.weights.relay import Relay
     from rollart_hpc.weights.store import NodeStore
 
-    controller = urlsplit(find_address(start))
-    host = address_facing(controller.hostname or "", controller.port or 0)
+    host = data_address(start)
     store = NodeStore(start.run.store_root, start.node)
     store.claim(start.incarnation)
     link = connect(start, address=host)

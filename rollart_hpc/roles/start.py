@@ -25,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import urlsplit
 
 from rollart_hpc import __version__
 from rollart_hpc.config.process import EXIT_LINK_LOST, LOG_FORMAT, LOG_TIME_FORMAT, end_with_parent
@@ -59,6 +60,9 @@ class Start:
     incarnation: str
     checkpoint: Path | None = None  # committed checkpoint to begin from; None = base model
     ready_fd: int | None = None  # controller: where to write its address once it listens
+    control: str = "lo"  # controller: interface or network it listens on; "" = the host's own
+    ports: str = ""  # controller: the range it may use, e.g. 40000-40100
+    data: str | None = None  # interface or network of the data plane; None = the one that reaches the controller
 
 
 def parse(role: Role, arguments: list[str] | None = None) -> Start:
@@ -83,6 +87,9 @@ def parse(role: Role, arguments: list[str] | None = None) -> Start:
         incarnation=args.incarnation or secrets.token_hex(8),
         checkpoint=args.checkpoint,
         ready_fd=args.ready_fd,
+        control=args.control,
+        ports=args.ports,
+        data=args.data,
     )
 
 
@@ -99,6 +106,9 @@ def _parser(role: Role) -> argparse.ArgumentParser:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--checkpoint", type=Path, default=None)
     parser.add_argument("--ready-fd", type=int, default=None)
+    parser.add_argument("--control", default="lo", help="interface or network the controller listens on")
+    parser.add_argument("--ports", default="", help="ports the controller may use; empty = any free one")
+    parser.add_argument("--data", default=None, help="interface or network of the data plane")
     return parser
 
 
@@ -118,6 +128,16 @@ def find_address(start: Start) -> str:
             f"is it running? See: rollart-hpc status {start.run.path}",
         )
     return str(content["address"])
+
+
+def data_address(start: Start) -> str:
+    """Where this process's data plane (weights, collectives) binds to and is reached."""
+    from rollart_hpc.wire.interfaces import address_facing, address_of
+
+    if start.data is not None:
+        return address_of(start.data)
+    controller = urlsplit(find_address(start))
+    return address_facing(controller.hostname or "", controller.port or 0)
 
 
 def connect(start: Start, *, capacity: int = 0, **hello: Any) -> Link:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from rollart_hpc.observe.trace import Tracer
-from rollart_hpc.roles.start import Start, connect, find_address, run_role
+from rollart_hpc.roles.start import Start, connect, data_address, run_role
 from rollart_hpc.wire.link import Link
 
 if TYPE_CHECKING:
@@ -20,10 +19,8 @@ def main(start: Start) -> None:
     from rollart_hpc.trainers.fsdp import FsdpTrainer
     from rollart_hpc.trainers.service import PART, Follower, Leader
     from rollart_hpc.trainers.world import open_world, rank_errors, set_up_cpu
-    from rollart_hpc.weights.groups import address_facing
 
-    controller = urlsplit(find_address(start))
-    host = address_facing(controller.hostname or "", controller.port or 0)
+    host = data_address(start)
     set_up_cpu(start.config.trainer.threads)
     rendezvous = start.run.trainer_rendezvous(start.attempt)
     world = open_world(start.rank, start.ranks, start.config.trainer.device, rendezvous, host)

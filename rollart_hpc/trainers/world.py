@@ -8,7 +8,6 @@ themselves may wait for as long as the controller needs to make a batch.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-de
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import read_json, write_json
 from rollart_hpc.types import Frame
+from rollart_hpc.wire.interfaces import interface_with
 
 _FOREVER = timedelta(days=30)
 _RETRY_S = 0.05
@@ -96,8 +96,8 @@ def open_world(rank: int, size: int, device: str, rendezvous: Path | None = None
         store: Store = HashStore()
     else:
         assert rendezvous is not None
-        if ipaddress.ip_address(host).is_loopback:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(variable, interface_with(host))
         store = _open_store(rendezvous, host) if rank == 0 else _join_store(rendezvous)
     with rank_errors():
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_FOREVER)

@@ -153,11 +153,3 @@ def open_store(listener: socket.socket, host: str, deadline_s: float) -> TCPStor
 def join_store(host: str, port: int, deadline_s: float) -> TCPStore:
     with _explained(f"joining the weight transfer at {host}:{port}"):
         return TCPStore(host, port, None, False, timedelta(seconds=deadline_s), False)
-
-
-def address_facing(host: str, port: int) -> str:
-    """The address of this node that reaches `host`: the one to bind to. Sends nothing."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])

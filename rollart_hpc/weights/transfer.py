@@ -22,9 +22,10 @@ import torch
 
 from rollart_hpc.errors import SiteError
 from rollart_hpc.types import WeightsId
-from rollart_hpc.weights.groups import CPU, Group, Seat, TransferError, address_facing, join_store, open_store
+from rollart_hpc.weights.groups import CPU, Group, Seat, TransferError, join_store, open_store
 from rollart_hpc.weights.layout import BucketInfo, Manifest
 from rollart_hpc.weights.store import check_bucket
+from rollart_hpc.wire.interfaces import address_facing
 
 log = logging.getLogger(__name__)
 

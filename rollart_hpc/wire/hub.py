@@ -71,6 +71,7 @@ class Hub:
             self.close()
             where = f"{bind_host}:{port or 'any port'}"
             raise SiteError(f"can't listen on {where}: {error}", "choose another host") from None
+        self.host = bind_host
         self.port = int(self._router.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
         self._poller = zmq.Poller()
         for socket in (self._router, self._zap, self._monitor):
