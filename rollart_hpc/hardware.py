@@ -1,8 +1,25 @@
-"""Hardware classes. Owns their names; knows neither roles nor partitions."""
+"""Hardware classes and figures of GPUs. Owns both; knows neither roles nor partitions."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 CPU = "cpu"  # environments, controller, rewards
 COMPUTE = "compute"  # training, prefill-heavy generation
 BANDWIDTH = "bandwidth"  # decode-heavy generation
 ENGINE_CLASSES = (COMPUTE, BANDWIDTH)
+CLASSES = (CPU, *ENGINE_CLASSES)
+
+
+class Gpu(NamedTuple):
+    tflops: float  # dense, BF16
+    memory_gb: float
+    bandwidth_tb_s: float  # of its memory
+    cost: float  # of an hour, relative to an H20
+
+
+# From the ROLLART paper's table of GPUs.
+GPUS = {
+    "h800": Gpu(tflops=989.5, memory_gb=80, bandwidth_tb_s=3.35, cost=2.85),
+    "h20": Gpu(tflops=148.0, memory_gb=96, bandwidth_tb_s=4.0, cost=1.0),
+}

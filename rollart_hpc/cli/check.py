@@ -20,7 +20,7 @@ def check(args: argparse.Namespace) -> int:
             raise
         print(json.dumps({"good": False, "problems": error.problems, "warnings": []}, indent=1))
         return error.exit_code
-    plan = make_plan(loaded.config)
+    plan = make_plan(loaded.config, loaded.site)
     if args.json:
         procs = [asdict(proc) for proc in plan.procs]
         found = {"good": True, "problems": [], "warnings": loaded.warnings}

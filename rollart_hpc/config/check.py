@@ -60,6 +60,9 @@ def _check_mapping(root: type, kind: Any, rule: Field[Any], value: Any, where: s
             yield f"{_join(where, name)}: unknown name; {_nearest(name, list(names))}"
         elif is_dataclass(kind):
             yield from _check_section(root, kind, item, _join(where, name))  # type: ignore[arg-type]
+        elif kind in _WORDS and not _has_type(kind, item):
+            expected = f"expected {_WORDS[kind]} ({rule.metadata['help']})"
+            yield f"{_join(where, name)}: {_show(item)} is {_kind(item)}, {expected}"
 
 
 def _check_limits(rule: Field[Any], value: Any, where: str) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """From files and overrides to one checked configuration. Owns precedence and relative paths.
 
-    site file `defaults` < run file < key=value overrides;  task file < what the run says under tasks.NAME
+    site file `defaults` < run file < SBATCH_* variables < key=value overrides
+    task file < what the run says under tasks.NAME;  site file's `base` < site file
 
 A task is written under its name, with `file` if that is no packaged one, or under the path of its file.
 A relative path is relative to the file it stands in, or to the current directory on the command
@@ -9,6 +10,7 @@ line. Every problem is reported at once as a `ConfigError`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -23,10 +25,12 @@ from rollart_hpc.config.callables import find_code_problems
 from rollart_hpc.config.check import Tree, find_problems
 from rollart_hpc.config.rules import find_conflicts, find_oddities
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.config.site import SiteConfig
+from rollart_hpc.config.site import SiteConfig, find_site_conflicts
 from rollart_hpc.errors import ConfigError, UserError
 
 Config = TypeVar("Config", RunConfig, SiteConfig)
+SITE_VARIABLE = "ROLLART_SITE"  # the site unless --site says otherwise
+_SBATCH_VARIABLES = {"account": "SBATCH_ACCOUNT", "qos": "SBATCH_QOS", "reservation": "SBATCH_RESERVATION"}
 _FAILED = object()  # a value whose interpolation failed: reported, then left out
 
 
@@ -45,8 +49,8 @@ def load_all(run: str | Path, overrides: Sequence[str] = (), site: str | Path | 
     problems: list[str] = []
     path = packaged.find("runs", str(run))
     written = _name_tasks(_read(path), problems)
-    said = _merge(written, _name_tasks(_parse_overrides(overrides, problems), problems))
-    site_name = str(site or said.get("site") or RunConfig.site)
+    said = _merge(written, _of_environment(), _name_tasks(_parse_overrides(overrides, problems), problems))
+    site_name = str(site or os.environ.get(SITE_VARIABLE) or said.get("site") or RunConfig.site)
     site_config = load_site(site_name)
     said["site"] = site_name
     merged = _merge({"name": path.stem}, site_config.defaults, said)
@@ -62,9 +66,35 @@ def load_all(run: str | Path, overrides: Sequence[str] = (), site: str | Path | 
 
 def load_site(site: str | Path) -> SiteConfig:
     path = packaged.find("sites", str(site))
-    tree = _merge({"name": path.stem}, _read(path))
     problems: list[str] = []
-    return _build(SiteConfig, _interpolate(tree, problems), problems, f"site {site}")
+    config = _build(SiteConfig, _interpolate(_with_base(path), problems), problems, f"site {site}")
+    conflicts = find_site_conflicts(config)
+    if conflicts:
+        raise ConfigError(f"site {site} ({path})", conflicts)
+    return config
+
+
+def _with_base(path: Path, above: tuple[Path, ...] = ()) -> Tree:
+    """A site file over the one it names as `base`. Its own name there means the packaged file of that name."""
+    tree = _merge({"name": path.stem}, _read(path))
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    if str(base) == path.stem and path.parent != packaged.directory("sites"):
+        base_path = packaged.directory("sites") / f"{base}.yaml"
+    else:
+        base_path = packaged.find("sites", str(base), path.parent)
+    if base_path in (*above, path) or not base_path.is_file():
+        raise UserError(
+            f"{path}: base: {base} leads nowhere", "name another site file, one that does not build on this"
+        )
+    return _merge(_with_base(base_path, (*above, path)), tree)
+
+
+def _of_environment() -> Tree:
+    """sbatch would obey these; here they are the keys they stand for, and are seen in the plan."""
+    job = {key: os.environ[name] for key, name in _SBATCH_VARIABLES.items() if os.environ.get(name)}
+    return {"job": job} if job else {}
 
 
 def _build(schema: type[Config], tree: Tree, problems: list[str], source: str, also: Sequence[str] = ()) -> Config:

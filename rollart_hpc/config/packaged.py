@@ -1,8 +1,13 @@
-"""Where run, task and site files are found: those that come with the package, by name, and the user's, by path."""
+"""Where run, task and site files are found: those that come with the package, by name, and the user's, by path.
+
+A user's site files may lie in ~/.config/rollart-hpc/sites (or below XDG_CONFIG_HOME): found by name, before packaged
+ones.
+"""
 
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -20,8 +25,18 @@ def directory(kind: Kind) -> Path:
     raise SiteError(f"the installation has no configs/{kind}", "install rollart-hpc again")
 
 
+def user_directory(kind: Kind) -> Path:
+    """Where the user keeps files of that kind; it need not exist."""
+    config_home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(config_home) / "rollart-hpc" / kind
+
+
 def names(kind: Kind) -> list[str]:
-    return sorted(path.stem for path in directory(kind).glob("*.yaml"))
+    return sorted({path.stem for place in _places(kind) for path in place.glob("*.yaml")})
+
+
+def _places(kind: Kind) -> list[Path]:
+    return [user_directory(kind), directory(kind)] if kind == "sites" else [directory(kind)]
 
 
 def looks_like_path(name: str) -> bool:
@@ -29,20 +44,20 @@ def looks_like_path(name: str) -> bool:
 
 
 def find(kind: Kind, name: str, base: Path | None = None) -> Path:
-    """A path (relative to `base`, else the current directory) or the name of a packaged file."""
+    """A path (relative to `base`, else the current directory) or the name of a file of the user's or the package's."""
     if looks_like_path(name):
         path = (base or Path.cwd()) / Path(name).expanduser()
         if path.is_file():
             return path
         raise UserError(f"there is no {kind[:-1]} file {path}", "check the path")
-    path = directory(kind) / f"{name}.yaml"
-    if path.is_file():
-        return path
+    for place in _places(kind):
+        if (place / f"{name}.yaml").is_file():
+            return place / f"{name}.yaml"
     known = names(kind)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     listed = ", ".join(known) or "none"
     raise UserError(
         f"there is no {kind[:-1]} file named {name!r}",
-        f"{hint}packaged {kind}: {listed}; your own file needs a path such as ./{name}.yaml",
+        f"{hint}there are: {listed}; your own file needs a path such as ./{name}.yaml",
     )

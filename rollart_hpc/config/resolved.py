@@ -7,6 +7,7 @@ back needs neither OmegaConf nor the packaged files, so that a role starts fast.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -15,6 +16,7 @@ from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.files import write_atomic
 
+Config = TypeVar("Config", RunConfig, SiteConfig)
 _HEADER = b"# Resolved by rollart-hpc: this run reads this file and nothing else.\n"
 
 
@@ -23,8 +25,16 @@ def write_resolved(path: Path, config: RunConfig | SiteConfig) -> None:
 
 
 def read_resolved(path: Path) -> RunConfig:
+    return _read(path, RunConfig)
+
+
+def read_site(path: Path) -> SiteConfig:
+    return _read(path, SiteConfig)
+
+
+def _read(path: Path, schema: type[Config]) -> Config:
     try:
-        return msgspec.yaml.decode(path.read_bytes(), type=RunConfig)
+        return msgspec.yaml.decode(path.read_bytes(), type=schema)
     except FileNotFoundError:
         raise UserError(f"{path.parent} is not a run directory: it has no {path.name}", "check the path") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

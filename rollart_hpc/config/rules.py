@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from rollart_hpc.config.schema import RunConfig, TaskConfig
+from rollart_hpc.config.site import find_option_problems
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FORCED_ALPHA = {"sync": 0, "sync_plus": 0, "one_off": 1}
@@ -16,6 +17,7 @@ _ONLY_ROLLART = {"streaming": False, "redundancy": 0, "redundant_groups": 0}  # 
 def find_conflicts(config: RunConfig) -> list[str]:
     """Every reason why this run can't be carried out."""
     found = [*_name(config), *_tasks(config), *_model(config), *_deterministic(config), *_processes(config)]
+    found.extend(find_option_problems("job.sbatch", config.job.sbatch))
     for name, task in config.tasks.items():
         found.extend(f"tasks.{name}.{problem}" for problem in _task(task))
     return found

@@ -146,6 +146,8 @@ class TrainerConfig:
     grad_clip: float = key(1.0, "norm at which gradients are clipped; 0 = never", low=0)
     microbatch_tokens: int = key(8192, "tokens of a packed micro-batch at most (a longer sample stands alone)", low=1)
     threads: int = key(1, "torch threads of a rank on CPU", low=1)
+    cpus: int = key(1, "CPUs of a rank on a cluster; each has one GPU where there are GPUs", low=1)
+    memory_gb: float = key(2.0, "memory of a rank on a cluster", low=0)
     device: str = key("auto", "auto: cuda if there is one", choices=("auto", "cpu", "cuda"))
     dtype: str = key("float32", "dtype of the weights", choices=("float32", "bfloat16"))
 
@@ -157,6 +159,8 @@ class EngineConfig:
     kv_slots: int = key(128, "trajectories whose KV is kept, running or between turns", low=1)
     max_prefill_tokens: int = key(2048, "prompt tokens of one forward at most", low=1)
     threads: int = key(1, "torch threads on CPU", low=1)
+    cpus: int = key(1, "CPUs of an engine on a cluster; its GPUs are pools.NAME.tensor_parallel", low=1)
+    memory_gb: float = key(2.0, "memory of an engine on a cluster", low=0)
     device: str = key("auto", "auto: cuda if there is one", choices=("auto", "cpu", "cuda"))
     dtype: str = key("float32", "dtype of weights and KV", choices=("float32", "bfloat16"))
 
@@ -166,12 +170,21 @@ class PoolConfig:
     """The engines of one hardware class."""
 
     engines: int = key(1, "engines in the pool", low=0)
+    tensor_parallel: int = key(1, "GPUs of each engine", low=1)
 
 
 @dataclass
 class EnvConfig:
     workers: int = key(1, "env worker processes", low=1)
     slots: int = key(64, "trajectories at once in each worker", low=1)
+    cpus: int = key(1, "CPUs of a worker on a cluster", low=1)
+    memory_gb: float = key(1.0, "memory of a worker on a cluster", low=0)
+
+
+@dataclass
+class ControllerConfig:
+    cpus: int = key(1, "CPUs on a cluster", low=1)
+    memory_gb: float = key(1.0, "memory on a cluster", low=0)
 
 
 @dataclass
@@ -180,6 +193,8 @@ class RewardConfig:
     slots: int = key(16, "calls waiting in each worker at most", low=1)
     timeout_s: float = key(30.0, "a call that takes longer is given to another worker", low=0.01)
     retries: int = key(3, "times a failed call is tried again", low=0)
+    cpus: int = key(1, "CPUs of a worker on a cluster", low=1)
+    memory_gb: float = key(1.0, "memory of a worker on a cluster", low=0)
 
 
 @dataclass
@@ -191,6 +206,8 @@ class WeightsConfig:
     )
     bucket_bytes: int = key(1 << 30, "size of a bucket", low=1024)
     deadline_s: float = key(60.0, "a bucket that takes longer breaks the collective", low=0.1)
+    cpus: int = key(1, "CPUs of a relay on a cluster", low=1)
+    memory_gb: float = key(1.0, "memory of a relay on a cluster: two versions of the weights lie in it", low=0)
 
 
 @dataclass
@@ -211,6 +228,20 @@ class TimeoutConfig:
 class RestartConfig:
     per_role: int = key(5, "a process is started again so often", low=0)
     attempts: int = key(5, "the run is restored so often without a new checkpoint", low=0)
+
+
+@dataclass
+class JobConfig:
+    """What a run asks of a cluster; no effect on one machine. What is empty here comes from the site file."""
+
+    time_minutes: int = key(0, "time limit; 0 = the smallest limit of the partitions used", low=0)
+    signal_s: int = key(120, "so long before the time limit the run saves a checkpoint and is requeued", low=10)
+    account: str = key("", "account charged")
+    qos: str = key("", "quality of service")
+    reservation: str = key("", "reservation used")
+    dependency: str = key("", "other jobs waited for, e.g. afterok:123")
+    comment: str = key("", "comment of the job")
+    sbatch: dict[str, Any] = key({}, "further sbatch options for every component, e.g. {nice: 100}")
 
 
 @dataclass
@@ -235,10 +266,12 @@ class RunConfig:
         default_factory=lambda: {"compute": PoolConfig(), "bandwidth": PoolConfig()},
         metadata={"help": "engines by hardware class", "names": AFFINITIES[:2]},
     )
+    controller: ControllerConfig = part(ControllerConfig, "the controller")
     env: EnvConfig = part(EnvConfig, "env workers")
     reward: RewardConfig = part(RewardConfig, "reward workers")
     weights: WeightsConfig = part(WeightsConfig, "how weights reach the engines")
     checkpoint: CheckpointConfig = part(CheckpointConfig, "what is saved")
     timeouts: TimeoutConfig = part(TimeoutConfig, "when something counts as dead")
     restarts: RestartConfig = part(RestartConfig, "how often something is started again")
+    job: JobConfig = part(JobConfig, "what the run asks of a cluster")
     site: str = key("local", "site file by name")

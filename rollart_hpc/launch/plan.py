@@ -1,23 +1,32 @@
 """Which processes a run consists of and where they belong. Owns names and placement; starts nothing.
 
-    node cpu        controller, env-I, reward-I
-    node compute    trainer-R, engine-compute-I, relay-compute
-    node bandwidth  engine-bandwidth-I, relay-bandwidth
+    need       served by           processes
+    cpu        site.serves.cpu     controller, env-I, reward-I
+    compute                        trainer-R, engine-compute-I
+    bandwidth                      engine-bandwidth-I
+    any node that makes or uses weights has a relay: relay-NODE
 
-The plan is the same whoever carries it out. On one machine its nodes are emulated: they share the
-host, but each has a relay and a weight store of its own, as real nodes do.
+The plan is the same whoever carries it out. On one machine its nodes are the needs themselves: they share the host,
+but each has a relay and a weight store of its own, as real nodes do. On a cluster a node is CLASS-I, e.g. `h800-0`:
+the I-th node of the component of that hardware class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.hardware import COMPUTE, CPU
+from rollart_hpc.config.site import SiteConfig
+from rollart_hpc.errors import UserError
+from rollart_hpc.hardware import CLASSES, COMPUTE, CPU
+from rollart_hpc.launch.packing import Needs, Pack, pack
 from rollart_hpc.types import Role
 
 CONTROLLER = "controller"
+SUPERVISOR_NEEDS = Needs(cpus=1, memory_gb=1.0)  # the batch script, on the first node of the first component
+NODE = "{hardware}-{index}"
 
 
 @dataclass(frozen=True)
@@ -26,16 +35,40 @@ class Proc:
 
     name: str  # unique in the run
     role: Role
-    hardware: str  # hardware class
+    hardware: str  # what it needs: cpu, compute, bandwidth
     node: str
     pool: str = ""  # engines: their hardware class
     rank: int = 0
     ranks: int = 1
+    needs: Needs = Needs()
+
+
+@dataclass(frozen=True)
+class Component:
+    """The part of a job in one partition; the first one runs the batch script."""
+
+    index: int  # Slurm's --het-group
+    hardware: str  # class of the site
+    partition: str
+    nodes: tuple[str, ...]  # names in the plan
+    per_node: Needs  # requested of every node
+    procs: tuple[Proc, ...]
+    cost_per_hour: float  # of all its nodes
+
+    @property
+    def num_gpus(self) -> int:
+        return len(self.nodes) * self.per_node.gpus
+
+    @property
+    def num_cpus(self) -> int:
+        return len(self.nodes) * self.per_node.cpus
 
 
 @dataclass(frozen=True)
 class Plan:
     procs: tuple[Proc, ...]
+    components: tuple[Component, ...] = ()  # none on one machine
+    time_minutes: int = 0  # one limit for all components; 0 on one machine
 
     def __getitem__(self, name: str) -> Proc:
         return next(proc for proc in self.procs if proc.name == name)
@@ -51,33 +84,131 @@ class Plan:
     def of(self, role: Role) -> tuple[Proc, ...]:
         return tuple(proc for proc in self.procs if proc.role == role)
 
+    def component_of(self, node: str) -> Component:
+        return next(component for component in self.components if node in component.nodes)
 
-def make_plan(config: RunConfig) -> Plan:
+    @property
+    def gpu_hours(self) -> float:
+        """At most: if the run takes its whole time limit."""
+        return sum(component.num_gpus for component in self.components) * self.time_minutes / 60
+
+    @property
+    def cost(self) -> float:
+        """At most, in the site's unit; what has no figure costs nothing."""
+        return sum(component.cost_per_hour for component in self.components) * self.time_minutes / 60
+
+
+def make_plan(config: RunConfig, site: SiteConfig | None = None) -> Plan:
+    if site is None or site.launcher == "local":
+        return _local_plan(config)
+    wanted = (_controller(config), *_trainers(config, site), *_engines(config, site), *_on_cpu(config))
+    needed = {proc.hardware for proc in wanted}
+    used = list(dict.fromkeys(site.serving(need) for need in CLASSES if need in needed))
+    components = [_component(i, name, config, site, wanted) for i, name in enumerate(used)]
+    procs = tuple(proc for component in components for proc in component.procs)
+    return Plan(procs, tuple(components), _time_minutes(config, site, used))
+
+
+# --- on one machine ----------------------------------------------------------------------------
+
+
+def _local_plan(config: RunConfig) -> Plan:
     workers = (*_on_cpu(config), *_engines(config), *_trainers(config))
-    relays = _relays(workers) if config.weights.transport == "staged" else ()
-    return Plan((Proc(CONTROLLER, "controller", CPU, CPU), *workers, *relays))
+    relays = _relays(config, workers) if _has_relays(config) else []
+    return Plan((_controller(config), *workers, *relays))
+
+
+# --- on a cluster ------------------------------------------------------------------------------
+
+
+def _component(index: int, name: str, config: RunConfig, site: SiteConfig, wanted: tuple[Proc, ...]) -> Component:
+    own = site.classes[name]
+    mine = [proc for proc in wanted if site.serving(proc.hardware) == name]
+    relay = _needs(config.weights) if _has_relays(config) else Needs()
+    node = Needs(own.cpus, own.gpus, own.memory_gb or float("inf"))
+    packs = [Pack(p.name, p.needs, brings=relay if _holds_weights(p) else Needs()) for p in mine]
+    reserved = SUPERVISOR_NEEDS if index == 0 else Needs()
+    where, per_node = pack(packs, node, own.max_nodes, reserved, f"class {name} (partition {own.partition})")
+    nodes = tuple(NODE.format(hardware=name, index=i) for i in range(max(where.values()) + 1))
+    placed = [replace(proc, node=nodes[where[proc.name]]) for proc in mine]
+    if _has_relays(config):
+        placed += _relays(config, placed)
+    hourly = site.gpu(name).cost * len(nodes) * (per_node.gpus if own.gpus else 1)
+    asked = Needs(per_node.cpus, per_node.gpus, per_node.memory_gb if own.memory_gb else 0.0)
+    return Component(index, name, own.partition, nodes, asked, tuple(placed), hourly)
+
+
+def _time_minutes(config: RunConfig, site: SiteConfig, used: list[str]) -> int:
+    """Time limits of components are independent: one for all, or a part of the job would end before the rest."""
+    limits = [site.classes[name].max_minutes for name in used]
+    known = [minutes for minutes in (config.job.time_minutes, *limits) if minutes]
+    if not known:
+        raise UserError(
+            f"no time limit: neither the run nor the classes {', '.join(used)} of site {site.name} have one",
+            "say how long it may take: job.time_minutes=240, or max_minutes of a class in the site file",
+        )
+    return min(known)
+
+
+# --- processes ---------------------------------------------------------------------------------
+
+
+def _controller(config: RunConfig) -> Proc:
+    return Proc(CONTROLLER, "controller", CPU, CPU, needs=_needs(config.controller))
 
 
 def _on_cpu(config: RunConfig) -> Iterator[Proc]:
     for i in range(config.env.workers):
-        yield Proc(f"env-{i}", "env", CPU, CPU)
+        yield Proc(f"env-{i}", "env", CPU, CPU, needs=_needs(config.env))
     for i in range(config.reward.workers):
-        yield Proc(f"reward-{i}", "reward", CPU, CPU)
+        yield Proc(f"reward-{i}", "reward", CPU, CPU, needs=_needs(config.reward))
 
 
-def _engines(config: RunConfig) -> Iterator[Proc]:
+def _engines(config: RunConfig, site: SiteConfig | None = None) -> Iterator[Proc]:
     for pool, settings in config.pools.items():
+        needs = _needs(config.engine, _gpus(site, pool, config.engine.device, settings.tensor_parallel))
         for i in range(settings.engines):
-            yield Proc(f"engine-{pool}-{i}", "engine", pool, pool, pool=pool)
+            yield Proc(f"engine-{pool}-{i}", "engine", pool, pool, pool=pool, needs=needs)
 
 
-def _trainers(config: RunConfig) -> Iterator[Proc]:
+def _trainers(config: RunConfig, site: SiteConfig | None = None) -> Iterator[Proc]:
     ranks = config.trainer.ranks
+    needs = _needs(config.trainer, _gpus(site, COMPUTE, config.trainer.device, 1))
     for rank in range(ranks):
-        yield Proc(f"trainer-{rank}", "trainer", COMPUTE, COMPUTE, rank=rank, ranks=ranks)
+        yield Proc(f"trainer-{rank}", "trainer", COMPUTE, COMPUTE, rank=rank, ranks=ranks, needs=needs)
 
 
-def _relays(workers: tuple[Proc, ...]) -> tuple[Proc, ...]:
+def _relays(config: RunConfig, workers: Iterable[Proc]) -> list[Proc]:
     """One for every node that makes or uses weights."""
-    nodes = dict.fromkeys((p.node, p.hardware) for p in workers if p.role in ("trainer", "engine"))
-    return tuple(Proc(f"relay-{node}", "relay", hardware, node) for node, hardware in nodes)
+    homes: dict[str, str] = {}
+    for proc in workers:
+        if _holds_weights(proc):
+            homes.setdefault(proc.node, proc.hardware)
+    needs = _needs(config.weights)
+    return [Proc(f"relay-{node}", "relay", hardware, node, needs=needs) for node, hardware in homes.items()]
+
+
+class _Sized(Protocol):
+    """A section of the run that says what its processes need."""
+
+    cpus: int
+    memory_gb: float
+
+
+def _needs(section: _Sized, gpus: int = 0) -> Needs:
+    return Needs(section.cpus, gpus, section.memory_gb)
+
+
+def _gpus(site: SiteConfig | None, need: str, device: str, count: int) -> int:
+    if site is None or device == "cpu":
+        return 0
+    return count if site.classes[site.serving(need)].gpus else 0
+
+
+def _has_relays(config: RunConfig) -> bool:
+    return config.weights.transport == "staged"
+
+
+def _holds_weights(proc: Proc) -> bool:
+    """Rank 0 publishes for all ranks."""
+    return proc.role == "engine" or (proc.role == "trainer" and proc.rank == 0)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollart_hpc.config import packaged
+from rollart_hpc.config.load import load, load_all, load_site
+from rollart_hpc.config.resolved import read_site, write_resolved
+from rollart_hpc.config.site import Options
+from rollart_hpc.errors import ConfigError, UserError
+from rollart_hpc.hardware import GPUS
+
+Write = Callable[[str, str], Path]
+SLURM = "launcher: slurm\nclasses: {a: {partition: p, cpus: 4}}\n"
+
+
+def problems(path: Path) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_site(path)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize("name", packaged.names("sites"))
+def test_every_packaged_site_is_good_and_can_be_read_back(name: str, tmp_path: Path) -> None:
+    site = load_site(name)
+    write_resolved(tmp_path / "site.yaml", site)
+    assert read_site(tmp_path / "site.yaml") == site
+
+
+def test_the_paper_s_testbed() -> None:
+    site = load_site("h800-h20")
+    assert [site.serving(need) for need in ("cpu", "compute", "bandwidth")] == ["cpu", "h800", "h20"]
+    assert site.gpu("h800") == GPUS["h800"] and site.gpu("cpu").tflops == 0
+    sizes = {name: own.gpus * own.max_nodes for name, own in site.classes.items()}
+    assert sizes == {"cpu": 0, "h800": 96, "h20": 32}
+
+
+def test_one_class_serves_every_need(write: Write) -> None:
+    site = load_site(write("s.yaml", SLURM))
+    assert {site.serving(need) for need in ("cpu", "compute", "bandwidth")} == {"a"}
+
+
+def test_a_class_s_word_counts_more_than_the_site_s(write: Write) -> None:
+    text = "account: all\nqos: q\nsbatch: {nice: 5, licenses: fs}\nlauncher: slurm\n"
+    text += "classes: {a: {partition: p, account: own, sbatch: {nice: 7}}}\n"
+    options = load_site(write("s.yaml", text)).options("a")
+    assert options == Options(account="own", qos="q", sbatch={"nice": 7, "licenses": "fs"})
+
+
+def test_every_problem_of_a_site_at_once(write: Write) -> None:
+    text = "launcher: slurm\nserves: {cpu: c}\nsbatch: {time: 5, -J: x}\nnetwork: {control: 10.0.0.0/99, ports: 1-2}\n"
+    found = problems(write("s.yaml", text + "classes: {a: {gpu: b200, gpus: 8}, b: {partition: p, gres: x}}\n"))
+    assert [line.split(":")[0] for line in found] == [
+        "sbatch.time", "sbatch.-J", "network.control", "network.ports", "classes.a.partition", "classes.a.gpu",
+        "classes.b.gpus", "serves.cpu", "serves.compute", "serves.bandwidth",
+    ]  # fmt: skip
+    assert "there is no class 'c'; there are: a, b" in found[-3]
+
+
+def test_values_of_maps_have_types(write: Write) -> None:
+    found = problems(write("s.yaml", SLURM + "network: {env: {A: 1}}\nserves: {gpu: a}\n"))
+    assert found[0].startswith("network.env.A: 1 is an integer") and found[1].startswith("serves.gpu: unknown name")
+
+
+def test_a_user_s_site_is_found_by_name_before_a_packaged_one(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    write("rollart-hpc/sites/mine.yaml", SLURM)
+    write("rollart-hpc/sites/dev.yaml", "base: dev\naccount: me\nclasses: {h20: {max_nodes: 1}}\n")
+    assert load_site("mine").classes["a"].partition == "p"
+    dev = load_site("dev")
+    assert (dev.account, dev.classes["h20"].max_nodes, dev.classes["h20"].partition) == ("me", 1, "h20")
+    assert {"mine", "dev", "local"} <= set(packaged.names("sites"))
+
+
+def test_a_site_builds_on_another(write: Write) -> None:
+    write("one.yaml", SLURM)
+    assert load_site(write("two.yaml", "base: ./one.yaml\nqos: high\n")).options("a").qos == "high"
+    with pytest.raises(UserError, match="leads nowhere"):
+        load_site(write("three.yaml", "base: ./three.yaml\n"))
+
+
+def test_variables_count_more_than_the_run_file_and_less_than_the_command_line(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write("r.yaml", "tasks: {frozenlake: {}}\njob: {account: file, qos: file}\n")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "variable")
+    monkeypatch.setenv("SBATCH_RESERVATION", "variable")
+    monkeypatch.setenv("ROLLART_SITE", "dev")
+    job = load(run, ["job.reservation=line"]).job
+    assert (job.account, job.qos, job.reservation) == ("variable", "file", "line")
+    assert (load_all(run).site.name, load_all(run, site="single").site.name) == ("dev", "single")
+
+
+def test_free_options_of_a_run_are_checked() -> None:
+    with pytest.raises(ConfigError, match=r"job\.sbatch\.partition: is decided by the plan"):
+        load("quickstart", ["job.sbatch.partition=x"])
