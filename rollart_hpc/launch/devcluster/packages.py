@@ -1,0 +1,70 @@
+"""Debian's packages of Slurm: installed once, after saying so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+from rollart_hpc.errors import SiteError
+
+_PACKAGES = {
+    "munged": "munge",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sbatch": "slurm-client",
+    "nsenter": "util-linux",
+}
+_ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"}
+_LIMIT_S = 900
+# Daemons lie in directories that are not on every PATH.
+SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
+
+
+def why_not() -> str:
+    """Why this machine can't have a development cluster; empty if it can, perhaps after installing packages."""
+    if os.geteuid() != 0:
+        return "a development cluster needs root: it starts Slurm's daemons and makes device files"
+    if not _missing(accounting=False) or shutil.which("apt-get"):
+        return ""
+    return "Slurm is not installed, and this is neither Debian nor Ubuntu (no apt-get) to install it"
+
+
+def install(*, accounting: bool) -> None:
+    missing = _missing(accounting)
+    if not missing:
+        return
+    if not shutil.which("apt-get"):
+        raise SiteError(f"not installed: {' '.join(missing)}", "install them with your system's package manager")
+    print(
+        f"installing Debian packages (about 100 MB, half a minute): {' '.join(missing)}\n"
+        "  they stay after `down`; to remove them: apt-get remove --autoremove " + " ".join(missing),
+        file=sys.stderr,
+    )
+    apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
+    if _apt([*apt, "install", "-y", "--no-install-recommends", *missing]):
+        _apt([*apt, "update"])
+        said = _apt([*apt, "install", "-y", "--no-install-recommends", *missing])
+        if said:
+            raise SiteError(f"apt-get could not install {' '.join(missing)}: {said}", "install them yourself")
+
+
+def _missing(accounting: bool) -> list[str]:
+    wanted = {**_PACKAGES, **(_ACCOUNTING if accounting else {})}
+    return [package for command, package in wanted.items() if not shutil.which(command, path=SEARCH)]
+
+
+def _apt(command: list[str]) -> str:
+    """Empty if it went well, else the end of what apt said."""
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    done = subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_LIMIT_S,
+        stdin=subprocess.DEVNULL,
+    )
+    return "" if done.returncode == 0 else (done.stderr or done.stdout or "no message").strip()[-500:]

@@ -1,0 +1,137 @@
+"""Slurm's commands, as they are called everywhere in this package. Owns their environment, time limits and output formats.
+
+    slurm = Slurm()
+    slurm.run("scancel", "12")                                       # SlurmError if it fails
+    slurm.table("squeue", {"id": "%i", "state": "%T"}, "-j", "12")   # [{"id": "12", "state": "RUNNING"}]
+    slurm.records("show", "partition")                               # of scontrol: [{"PartitionName": "cpu", ...}]
+
+Fields are always named: defaults differ between sites, and `--json` between versions. Without a time limit
+a client waits for minutes for a slurmctld that is down. Knows nothing of runs. Standard library only: the
+development cluster uses it before anything is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollart_hpc.errors import SiteError
+
+LIMIT_S = 30.0
+SEPARATOR = "\x1f"  # can't be part of a name
+_FOREIGN = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_")
+_KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")  # how to reach the cluster
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w/:]*)=")
+
+
+class SlurmError(SiteError):
+    """A command of Slurm failed. `code`: its exit code, `stderr`: what it said."""
+
+    def __init__(self, what: str, fix: str = "", *, code: int = 1, stderr: str = "") -> None:
+        super().__init__(what, fix)
+        self.code, self.stderr = code, stderr
+
+
+class SlurmSilent(SlurmError):
+    """No answer: whether the command had its effect is not known."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    stdout: str
+    stderr: str
+
+
+def clean_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Without what a surrounding job or the user's habits would add to a command; the way to the cluster is kept."""
+    source = os.environ if environment is None else environment
+    kept = {name: value for name, value in source.items() if name in _KEPT or not name.startswith(_FOREIGN)}
+    return {**kept, "LC_ALL": "C"}
+
+
+class Slurm:
+    """`conf`: the slurm.conf of the cluster if not the default one. `prefix`: a command that runs the command."""
+
+    def __init__(self, conf: Path | None = None, *, limit_s: float = LIMIT_S, prefix: Sequence[str] = ()) -> None:
+        self._limit_s = limit_s
+        self._prefix = tuple(prefix)
+        self._conf = {} if conf is None else {"SLURM_CONF": str(conf)}
+
+    def run(self, *command: str, limit_s: float | None = None, stdin: str = "", cwd: Path | None = None) -> str:
+        """The output of a command that must succeed."""
+        answer = self.ask(*command, limit_s=limit_s, stdin=stdin, cwd=cwd)
+        if answer.code != 0:
+            said = answer.stderr.strip() or answer.stdout.strip() or f"exit code {answer.code}"
+            raise SlurmError(f"{command[0]} failed: {said}", code=answer.code, stderr=answer.stderr)
+        return answer.stdout
+
+    def ask(self, *command: str, limit_s: float | None = None, stdin: str = "", cwd: Path | None = None) -> Answer:
+        """The answer of a command that may fail."""
+        limit_s = limit_s or self._limit_s
+        try:
+            done = subprocess.run(
+                [*self._prefix, *command],
+                capture_output=True, text=True, errors="replace", check=False,
+                timeout=limit_s, input=stdin, cwd=cwd, env={**clean_environment(), **self._conf},
+            )  # fmt: skip
+        except FileNotFoundError:
+            raise SlurmError(
+                f"there is no command {command[0]} here",
+                "run this on a login node of the cluster (some need `module load slurm`), "
+                "or try a development cluster: launchers/devcluster up",
+                code=127,
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise SlurmSilent(
+                f"{command[0]} had no answer within {limit_s:g} s", "see whether slurmctld is up: scontrol ping"
+            ) from None
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    def table(self, command: str, fields: Mapping[str, str], *options: str) -> list[dict[str, str]]:
+        """squeue or sinfo: a row for each line, with the names you give to their % fields."""
+        text = self.run(command, "--noheader", f"--format={SEPARATOR.join(fields.values())}", *options)
+        return _rows(text, list(fields))
+
+    def accounts(self, command: str, fields: Sequence[str], *options: str) -> list[dict[str, str]]:
+        """sacct or sacctmgr: a row for each line, by the names of their fields."""
+        formatted = f"format={','.join(fields)}"
+        if command == "sacct":
+            formatted = f"--{formatted}"
+        text = self.run(command, *options, formatted, "--noheader", "--parsable2", f"--delimiter={SEPARATOR}")
+        return _rows(text, list(fields))
+
+    def records(self, *arguments: str) -> list[dict[str, str]]:
+        """scontrol show: a record for each line."""
+        return [record(line) for line in self.run("scontrol", "--oneliner", *arguments).splitlines() if line.strip()]
+
+    def settings(self) -> dict[str, str]:
+        """slurm.conf as slurmctld has it."""
+        lines = self.run("scontrol", "show", "config").splitlines()
+        pairs = (line.split("=", 1) for line in lines if "=" in line)
+        return {name.strip(): value.strip() for name, value in pairs}
+
+
+def record(line: str) -> dict[str, str]:
+    """A line of `scontrol --oneliner`. A value ends where the next name begins: it may hold spaces.
+
+    >>> record("NodeName=n1 OS=Linux 6.1 #1 State=IDLE")
+    {'NodeName': 'n1', 'OS': 'Linux 6.1 #1', 'State': 'IDLE'}
+    """
+    marks = list(_FIELD.finditer(line))
+    ends = [mark.start() for mark in marks[1:]] + [len(line)]
+    return {mark[1]: line[mark.end() : end].strip() for mark, end in zip(marks, ends)}
+
+
+def is_installed(command: str = "sbatch") -> bool:
+    return shutil.which(command) is not None
+
+
+def _rows(text: str, names: list[str]) -> list[dict[str, str]]:
+    lines = (line.split(SEPARATOR) for line in text.splitlines() if line.strip())
+    return [dict(zip(names, (value.strip() for value in line), strict=True)) for line in lines]
