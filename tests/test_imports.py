@@ -59,7 +59,8 @@ def test_every_package_and_config_is_packaged() -> None:
     setup.read(ROOT / "setup.cfg")
     listed = set(setup["options"]["packages"].split())
     there = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "rollart_hpc").rglob("__init__.py")}
-    assert listed == there | {"rollart_hpc.configs"}
-    patterns = [p.strip() for p in setup["options.package_data"]["rollart_hpc.configs"].split(",")]
-    packaged = {path for pattern in patterns for path in (ROOT / "configs").glob(pattern)}
-    assert packaged == {path for path in (ROOT / "configs").rglob("*.*") if path.name != "constraints.txt"}
+    assert listed == there | {"rollart_hpc.configs", "rollart_hpc.slurm"}
+    for data in ("configs", "slurm"):
+        patterns = [p.strip() for p in setup["options.package_data"][f"rollart_hpc.{data}"].split(",")]
+        packaged = {path for pattern in patterns for path in (ROOT / data).glob(pattern)}
+        assert packaged == {path for path in (ROOT / data).rglob("*.*") if path.name != "constraints.txt"}

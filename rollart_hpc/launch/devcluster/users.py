@@ -65,7 +65,7 @@ def python_paths() -> list[Path]:
 
 
 def expose(place: Place, paths: Sequence[Path], run: Run) -> list[Path]:
-    """Let ordinary users of the cluster reach `paths` below directories closed to them. Returns those it was needed for."""
+    """Let ordinary users of the cluster reach `paths` below directories closed to them. Returns those concerned."""
     closed = {path: gate for path in paths if (gate := closed_gate(path)) is not None}
     holding = place.private / "exposed"
     for i, path in enumerate(closed):

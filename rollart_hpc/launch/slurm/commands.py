@@ -1,4 +1,4 @@
-"""Slurm's commands, as they are called everywhere in this package. Owns their environment, time limits and output formats.
+"""Slurm's commands, as this package calls them. Owns their environment, time limits and output formats.
 
     slurm = Slurm()
     slurm.run("scancel", "12")                                       # SlurmError if it fails

@@ -1,0 +1,67 @@
+"""The files of a development cluster, before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollart_hpc.errors import UserError
+from rollart_hpc.launch.devcluster.layout import make_nodes, make_place, write_configuration
+from rollart_hpc.launch.devcluster.users import closed_gate
+
+
+@pytest.fixture
+def directory(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("c") / "d"
+
+
+def test_eight_nodes_with_ports_of_their_own() -> None:
+    nodes = make_nodes()
+    assert [node.name for node in nodes if node.gpus == 8] == ["h800n1", "h800n2", "h20n1", "h20n2"]
+    assert len({node.port for node in nodes}) == len(nodes) == 8
+
+
+@pytest.mark.parametrize("accounting", [False, True])
+def test_the_configuration_is_complete(directory: Path, accounting: bool) -> None:
+    nodes = make_nodes()
+    place = make_place(directory, nodes)
+    write_configuration(place, nodes, accounting=accounting)
+    text = place.conf.read_text()
+    assert "$" not in text and all(f"NodeName={node.name} " in text for node in nodes)
+    assert (directory / "slurmdbd.conf").exists() == accounting
+    assert "Type=h20 File=" in (directory / "gres.conf").read_text()
+
+
+def test_others_pass_through_but_read_nothing_private(directory: Path) -> None:
+    place = make_place(directory, make_nodes())
+    assert [path.stat().st_mode & 0o777 for path in (place.path, place.private)] == [0o711, 0o700]
+
+
+def test_a_foreign_directory_is_refused(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "thesis.tex").write_text("precious")
+    with pytest.raises(UserError, match="not empty"):
+        make_place(directory, [])
+    (directory / "thesis.tex").unlink()
+    directory.chmod(0o777)
+    with pytest.raises(UserError, match="not a private directory"):
+        make_place(directory, [])
+    link = directory.with_name("link")
+    link.symlink_to(directory)
+    with pytest.raises(UserError, match="not a private directory"):
+        make_place(link, [])
+
+
+def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="shorter --dir"):
+        make_place(tmp_path / ("x" * 100), [])
+
+
+def test_the_outermost_closed_directory_is_found(tmp_path: Path) -> None:
+    inner = tmp_path / "closed" / "deep"
+    inner.mkdir(parents=True)
+    (tmp_path / "closed").chmod(0o700)
+    gate = closed_gate(inner)
+    assert gate is not None and not gate.stat().st_mode & 0o001
+    assert closed_gate(Path("/usr/bin")) is None
