@@ -19,7 +19,7 @@ def test_the_hosts_own_is_an_address():
 
 
 def test_an_unknown_interface_tells_which_there_are():
-    with pytest.raises(SiteError, match="lo 127.0.0.1") as error:
+    with pytest.raises(SiteError, match=r"lo 127\.0\.0\.1") as error:
         address_of("no-such0")
     assert "network.control" in error.value.fix
 
