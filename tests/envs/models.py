@@ -17,6 +17,13 @@ BARE = (
     "{% if message['role'] == 'user' %}Q: {{ message['content'] }}\nA:{% else %} {{ message['content'] }}\n{% endif %}"
     "{% endfor %}"
 )
+# That of SmolLM2: a system message unless there is one.
+SMOLLM2 = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 # Reasoning is shown to the policy only in the turn in which it was thought.
 FORGETTING = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from rollart_hpc.envs.render import Conversation, Renderer
 from rollart_hpc.errors import UserError
-from tests.envs.models import BARE, CHATML, END_ID, FORGETTING, TRIMMING, VOCABULARY, make_model_dir
+from tests.envs.models import BARE, CHATML, END_ID, FORGETTING, SMOLLM2, TRIMMING, VOCABULARY, make_model_dir
 
-TEMPLATES = {"chatml": CHATML, "trimming": TRIMMING, "bare": BARE, "forgetting": FORGETTING}
+TEMPLATES = {"chatml": CHATML, "trimming": TRIMMING, "bare": BARE, "forgetting": FORGETTING, "smollm2": SMOLLM2}
+SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,17 @@ def test_prompt_and_delta_of_chatml(renderers: dict[str, Renderer]) -> None:
     assert talk.observe("wall").ids.tolist() == ids_of(renderer, rest).tolist()  # the end was sampled
     assert talk.answer(ids_of(renderer, "right")) == "right"
     assert talk.observe("hole").ids.tolist() == ids_of(renderer, "<|im_end|>" + rest.replace("wall", "hole")).tolist()
+
+
+def test_the_default_system_message_comes_once(renderers: dict[str, Renderer]) -> None:
+    renderer = renderers["smollm2"]
+    talk = Conversation(renderer)
+    prompt = talk.begin("look")
+    text = SYSTEM + "<|im_start|>user\nlook<|im_end|>\n<|im_start|>assistant\n"
+    assert prompt.tolist() == ids_of(renderer, text).tolist()
+    talk.answer(ids_of(renderer, "left<|im_end|>"))
+    rest = "\n<|im_start|>user\nwall<|im_end|>\n<|im_start|>assistant\n"
+    assert talk.observe("wall").ids.tolist() == ids_of(renderer, rest).tolist()
 
 
 def test_end_token_that_the_template_does_not_write_stays(renderers: dict[str, Renderer]) -> None:
@@ -100,13 +112,16 @@ def test_sampled_ids_are_a_verbatim_prefix_extension(
         chat += [("assistant", said), ("user", observation)]
         rendered = renderer.text([{"role": role, "content": text} for role, text in chat])
         if delta.starts_over:
-            assert name != "chatml" and delta.ids.tolist() == renderer.encode(rendered).tolist()
+            assert name not in ("chatml", "smollm2") and delta.ids.tolist() == renderer.encode(rendered).tolist()
             context = delta.ids.tolist()
             continue
         context = before + delta.ids.tolist()
         assert context[: len(before)] == before
-        added = renderer.text([{"role": "user", "content": observation}])
-        if name == "chatml":  # behind the answer: the end exactly once, the observation, the next turn's head
+        added = renderer.text([{"role": "user", "content": observation}]).removeprefix(SYSTEM)
+        if name in (
+            "chatml",
+            "smollm2",
+        ):  # behind the answer: the end exactly once, the observation, the next turn's head
             tail = "\n" + added if ended or sampled[-1:] == [END_ID] else "<|im_end|>\n" + added
             assert delta.ids.tolist() == renderer.encode(tail).tolist()
 

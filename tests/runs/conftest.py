@@ -97,11 +97,13 @@ class Run:
 
 @pytest.fixture(scope="session")
 def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One base model for all runs of the session."""
-    run = Run(tmp_path_factory.mktemp("model") / "run", None)
-    run.start("steps=0", "validation.plays=0")
-    run.wait()
-    return run.directory / "model"
+    """One base model for all runs of the session, made by the command a user would type."""
+    directory = tmp_path_factory.mktemp("model") / "tiny"
+    command = [sys.executable, "-m", "rollart_hpc.cli", "model", "tiny", str(directory), "--run", str(SMALL)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S, cwd="/")
+    assert done.returncode == 0 and "base model made in" in done.stdout, done.stderr
+    assert [path.name for path in directory.parent.iterdir()] == ["tiny"]
+    return directory
 
 
 @pytest.fixture

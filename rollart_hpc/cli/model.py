@@ -1,0 +1,62 @@
+"""`model`: model directories for machines that reach no model hub."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import time
+
+from rollart_hpc.errors import RollartError, SiteError
+from rollart_hpc.models.directory import made_whole
+
+TINY_BYTES = 16 << 20
+
+
+def smollm2(args: argparse.Namespace) -> int:
+    _need("gguf", "safetensors", "tokenizers")
+    from rollart_hpc.models import smollm2 as known
+    from rollart_hpc.models.from_gguf import write_directory
+
+    began_s = time.monotonic()
+    with made_whole(args.directory, known.NUM_BYTES) as scratch:
+        weights = known.find_weights(args.source, scratch, _say)
+        _say(f"writing {weights.name} as float32")
+        (scratch / "model").mkdir()
+        write_directory(weights, scratch / "model")
+    return _tell(args, began_s)
+
+
+def tiny(args: argparse.Namespace) -> int:
+    _need("torch", "transformers", "safetensors")
+    from rollart_hpc.config.load import load_all
+    from rollart_hpc.config.resolved import write_resolved
+    from rollart_hpc.config.rundir import RunDir
+    from rollart_hpc.launch.base_model import prepare_model
+
+    loaded = load_all(args.run, [*args.overrides, "model.kind=tiny"], args.site)
+    began_s = time.monotonic()
+    with made_whole(args.directory, TINY_BYTES) as scratch:
+        run = RunDir(scratch)
+        write_resolved(run.config, loaded.config)
+        try:
+            prepare_model(run, loaded.config, _say)
+        except RollartError as error:  # its log goes with the scratch directory; what matters of it is told
+            raise type(error)(error.what, f"correct the run {args.run}, or the machine, and try again") from None
+    return _tell(args, began_s)
+
+
+def _need(*modules: str) -> None:
+    """Looks them up without importing them."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SiteError(f"not installed: {', '.join(missing)}", "pip install 'rollart-hpc[train,model]'")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _tell(args: argparse.Namespace, began_s: float) -> int:
+    print(f"{args.directory} made in {time.monotonic() - began_s:.0f} s; use it in a run:")
+    print(f"  model.kind=directory model.path={args.directory}")
+    return 0

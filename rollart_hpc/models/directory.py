@@ -1,0 +1,64 @@
+"""A model directory comes to be in one move: complete or not at all. Owns that; knows nothing of what is in it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.files import DISK_FULL, disk_errors, make_directory
+
+PLACE = "directory for the model"
+
+
+@contextmanager
+def made_whole(target: Path, num_bytes: int) -> Iterator[Path]:
+    """Yields a scratch directory beside `target`; what lies there as `model` in the end becomes `target`.
+
+    `num_bytes`: what all that takes at most. Nothing is left behind if the body fails.
+    """
+    target = target.absolute()
+    if target.exists() or target.is_symlink():
+        raise UserError(f"{target} exists already", f"remove it, or choose another {PLACE}")
+    make_directory(target.parent, PLACE)
+    free = shutil.disk_usage(target.parent).free
+    if free < num_bytes:
+        need, have = (f"{count / (1 << 20):.0f} MB" for count in (num_bytes, free))
+        raise SiteError(
+            f"{target.parent} has {have} free, the model needs {need}", f"free some space, or choose another {PLACE}"
+        )
+    scratch = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    make_directory(scratch, PLACE)
+    try:
+        with disk_errors(target, PLACE), _written_in_full(target):
+            yield scratch
+            _take_place(scratch / "model", target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _take_place(made: Path, target: Path) -> None:
+    try:
+        os.rename(made, target)
+    except OSError:
+        if target.exists():  # since the check
+            raise UserError(f"{target} exists already", f"remove it, or choose another {PLACE}") from None
+        raise
+
+
+@contextmanager
+def _written_in_full(target: Path) -> Iterator[None]:
+    """Libraries that write files tell of a full disk in words of their own."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        words = [os.strerror(number) for number in DISK_FULL]
+        if any(word in str(error) for word in words):
+            raise SiteError(f"can't write {target}: {error}", f"free some space, or choose another {PLACE}") from None
+        raise
