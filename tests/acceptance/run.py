@@ -113,8 +113,8 @@ def write_quickstart(results: list[Result]) -> None:
         "|" + "---|" * len(head),
         *("| " + " | ".join(result.row(tasks)) + " |" for result in results),
         "",
-        "On FrozenLake a held-out seed is not always an unseen map: there are few 4x4 maps, most of those for validation",
-        "occur in training too. The questions of `sorting` are drawn from 151,200, so nearly all are new.",
+        "On FrozenLake a held-out seed is not always an unseen map: there are few 4x4 maps, and most of those for",
+        "validation occur in training too. The questions of `sorting` are drawn from 151,200: nearly all are new.",
         "",
     ]
     RESULTS.mkdir(parents=True, exist_ok=True)
