@@ -10,6 +10,8 @@ import sys
 
 PARENT_VARIABLE = "ROLLART_PARENT_PID"  # the process ends with this parent
 
+STAYS_VARIABLE = "ROLLART_STAYS"  # SIGTERM is for the supervisor: the process ends when the controller says so
+
 EXIT_LINK_LOST = 4  # the controller refused the process or fell silent: starting it again may help
 EXIT_DRAINED = 5  # the run was asked to end before its last step; it can be resumed
 
@@ -27,6 +29,12 @@ def stay_offline() -> None:
     """Before anything heavy is imported. What the user set stands."""
     for name, value in OFFLINE.items():
         os.environ.setdefault(name, value)
+
+
+def stay_if_told() -> None:
+    """Slurm tells every process of a job at once that its time is up, but a checkpoint needs all of them once more."""
+    if os.environ.pop(STAYS_VARIABLE, ""):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def end_with_parent() -> None:

@@ -9,6 +9,7 @@
       latest -> attempts/attempt_N
       checkpoints/step_N/          committed once it holds committed.json; step_N.tmp is one being written
       status.json  supervisor.json  metrics.jsonl  ledger.jsonl
+      jobs.jsonl                   on a cluster: the jobs of the run and how they ended
       trace.json  report.html  tensorboard/
 
 Weights in shared memory lie outside: `RunDir.store_root`.
@@ -74,6 +75,10 @@ class RunDir:
     @property
     def supervisor(self) -> Path:
         return self.path / "supervisor.json"
+
+    @property
+    def jobs(self) -> Path:
+        return self.path / "jobs.jsonl"
 
     @property
     def metrics(self) -> Path:

@@ -7,6 +7,7 @@ watches, signals and reaps all of them alike.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from typing import Protocol
@@ -16,6 +17,12 @@ from rollart_hpc.launch.process import Child, Order, end_children, start_child
 
 
 class Place(Protocol):
+    is_patient: bool  # a second signal does not end the run at once
+
+    def left_s(self) -> float:
+        """How long the run may stay before it has to save and go."""
+        ...
+
     def start(
         self, order: Order, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()
     ) -> Child: ...
@@ -27,6 +34,11 @@ class Place(Protocol):
 
 class LocalPlace:
     """This machine. The kernel ends every child with its supervisor."""
+
+    is_patient = False
+
+    def left_s(self) -> float:
+        return math.inf
 
     def start(
         self, order: Order, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()

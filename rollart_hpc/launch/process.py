@@ -11,7 +11,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,7 +82,14 @@ class Child:
         return code
 
 
-def start_child(order: Order, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()) -> Child:
+def start_child(
+    order: Order,
+    command: list[str],
+    environment: dict[str, str],
+    pass_fds: tuple[int, ...] = (),
+    *,
+    kind: type[Child] = Child,
+) -> Child:
     """Call from the main thread: the kernel ends a child with the thread that started it."""
     with disk_errors(order.log):
         output = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
@@ -102,7 +109,7 @@ def start_child(order: Order, command: list[str], environment: dict[str, str], p
         ) from None
     finally:
         os.close(output)
-    return Child(order, popen, os.pidfd_open(popen.pid))
+    return kind(order, popen, os.pidfd_open(popen.pid))
 
 
 def end_children(children: Iterable[Child], grace_s: float = 0.0, term_s: float = 0.0) -> dict[str, int]:
@@ -118,7 +125,7 @@ def end_children(children: Iterable[Child], grace_s: float = 0.0, term_s: float 
     return {child.name: child.reap() for child in running}
 
 
-def wait_for(children: list[Child], timeout_s: float) -> None:
+def wait_for(children: Sequence[Child], timeout_s: float) -> None:
     """Until all have ended or the time is up."""
     deadline_s = time.monotonic() + timeout_s
     poll = select.poll()

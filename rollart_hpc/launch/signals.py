@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Signals:

@@ -6,6 +6,7 @@
     controller, by a crash             everything ends and starts again as the next attempt, new keys
     controller, 0 / 5 / 2 or 3         the run is finished / drained / has failed for a reason it logged
     SIGINT, SIGTERM, SIGHUP            the controller is asked to save and end; the second time all are killed
+    SIGUSR1, or the place's time is up the same, and whoever called may go on with the run later
     nothing moves                      stacks are dumped into the logs, the run ends
 
 Everything happens in one thread around one selector: pidfds, signals, the controller's first line,
@@ -51,6 +52,7 @@ DRAIN_S = 60.0  # a drained run has so long for its checkpoint
 DUMP_S = 1.0
 
 Outcome = Literal["finished", "drained"]
+Why = Literal["", "signal", "limit"]
 
 
 class Screen(Protocol):
@@ -63,10 +65,12 @@ class Screen(Protocol):
 class Supervisor:
     def __init__(self, run: RunDir, config: RunConfig, plan: Plan, screen: Screen, place: Place | None = None) -> None:
         """`place`: where processes are started; this machine if none is given."""
+        self.why: Why = ""  # the run was asked to end: by a signal, or because its time is up
+        self._place = place or LocalPlace()
         self._run, self._config, self._plan, self._screen = run, config, plan, screen
         self._selector = selectors.DefaultSelector()
         self._signals = Signals()
-        self._crew = Crew(run, config, place or LocalPlace(), self._selector, self._ended)
+        self._crew = Crew(run, config, self._place, self._selector, self._ended)
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._roles = RoleBudget(config.restarts.per_role)
         self._restores = RestoreBudget(config.restarts.attempts)
@@ -124,6 +128,8 @@ class Supervisor:
         if status:
             self._watchdog.see(status, now)
             self._screen.show(status)
+        if self._place.left_s() <= 0 and not self._draining:
+            self._drain("limit", "the time of the job is up")
         verdict = self._watchdog.verdict(now)
         if verdict and self._outcome is None and self._crew.get(CONTROLLER):
             for child in self._crew.all():
@@ -264,15 +270,22 @@ class Supervisor:
 
     def _interrupted(self) -> None:
         for number in self._signals.take():
-            name = signal.Signals(number).name
-            if self._draining or self._link is None:
-                self._note(f"{name}: ending every process now")
-                self._outcome = "drained"
-                return
-            self._draining = True
-            self._note(f"{name}: saving a checkpoint, then ending the run (once more: end it now)")
-            self._tell(Drain("cancelled"))
-            self._after(DRAIN_S, self._drain_took_too_long)
+            self._drain("limit" if number == signal.SIGUSR1 else "signal", signal.Signals(number).name)
+
+    def _drain(self, why: Why, cause: str) -> None:
+        """Save a checkpoint and end the run, if there is somebody to save one."""
+        if self._draining and self._place.is_patient:
+            return
+        self.why = self.why or why
+        if self._draining or self._link is None:
+            self._note(f"{cause}: ending every process now")
+            self._outcome = "drained"
+            return
+        self._draining = True
+        again = "" if self._place.is_patient else " (once more: end it now)"
+        self._note(f"{cause}: saving a checkpoint, then ending the run{again}")
+        self._tell(Drain("limit" if why == "limit" else "cancelled"))
+        self._after(DRAIN_S, self._drain_took_too_long)
 
     def _drain_took_too_long(self) -> None:
         self._note(f"no checkpoint within {DRAIN_S:g} s: ending every process now")

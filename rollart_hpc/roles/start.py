@@ -28,7 +28,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
 from rollart_hpc import __version__
-from rollart_hpc.config.process import EXIT_LINK_LOST, LOG_FORMAT, LOG_TIME_FORMAT, end_with_parent, stay_offline
+from rollart_hpc.config.process import (
+    EXIT_LINK_LOST,
+    LOG_FORMAT,
+    LOG_TIME_FORMAT,
+    end_with_parent,
+    stay_if_told,
+    stay_offline,
+)
 from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
@@ -73,6 +80,7 @@ def parse(role: Role, arguments: list[str] | None = None) -> Start:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     end_with_parent()
     stay_offline()
+    stay_if_told()
     run = RunDir(args.run_dir)
     return Start(
         role=role,

@@ -1,0 +1,51 @@
+"""What Slurm gave to a run: the ids and hosts of its components. Owns how a node of the plan becomes a host.
+
+Only the variables that end in _HET_GROUP_n are right in every process of a heterogeneous job; the ones without
+that ending belong to any component.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rollart_hpc.errors import SiteError
+from rollart_hpc.launch.plan import Plan
+from rollart_hpc.launch.slurm.commands import Slurm
+
+RESTARTS = "SLURM_RESTART_COUNT"
+
+
+@dataclass(frozen=True)
+class Allocation:
+    leader: int  # the job's id, and that of its first component
+    job_ids: tuple[int, ...]  # by component
+    hosts: dict[str, str]  # node of the plan -> host
+    restart: int  # how often Slurm has started the job again
+
+    @property
+    def is_heterogeneous(self) -> bool:
+        return len(self.job_ids) > 1
+
+
+def read_allocation(plan: Plan, slurm: Slurm, variables: Mapping[str, str]) -> Allocation:
+    """The job around this process, which must have what the plan asks for."""
+    if "SLURM_JOB_ID" not in variables:
+        raise SiteError("this is not a Slurm job: SLURM_JOB_ID is not set", "use: rollart-hpc submit or debug")
+    num_given = int(variables.get("SLURM_HET_SIZE", "1"))
+    if num_given != len(plan.components):
+        raise SiteError(f"the job has {num_given} components, the plan {len(plan.components)}", "submit the run again")
+    hosts: dict[str, str] = {}
+    job_ids = []
+    for component in plan.components:
+        suffix = f"_HET_GROUP_{component.index}" if num_given > 1 else ""
+        job_ids.append(int(variables[f"SLURM_JOB_ID{suffix}"]))
+        given = slurm.run("scontrol", "show", "hostnames", variables[f"SLURM_JOB_NODELIST{suffix}"]).split()
+        if len(given) < len(component.nodes):
+            raise SiteError(
+                f"component {component.index} ({component.partition}) has {len(given)} nodes, "
+                f"the plan needs {len(component.nodes)}",
+                "submit the run again",
+            )
+        hosts |= dict(zip(component.nodes, given, strict=False))
+    return Allocation(job_ids[0], tuple(job_ids), hosts, int(variables.get(RESTARTS, "0")))

@@ -1,0 +1,56 @@
+"""How long a job may still run, as Slurm has it now. Owns the question and its back-off; decides nothing.
+
+Time left is asked for, not the end: the clocks of two machines are never compared. The answer is fetched by a thread,
+so a slurmctld that is down holds nobody up; until it answers, the time counted down so far holds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import time
+
+from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
+
+ASK_EVERY_S = 60.0  # an administrator may change a job's limit
+LONGEST_S = 600.0
+_LEFT = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)")
+
+
+class Budget:
+    """`margin_s` before the end of the job its time counts as over."""
+
+    def __init__(self, slurm: Slurm, job_id: int, margin_s: float) -> None:
+        self._slurm, self._job_id, self._margin_s = slurm, job_id, margin_s
+        self._end_s = math.inf  # on our monotonic clock
+        threading.Thread(target=self._ask_for_ever, name="budget", daemon=True).start()
+
+    def left_s(self) -> float:
+        return self._end_s - self._margin_s - time.monotonic()
+
+    def _ask_for_ever(self) -> None:
+        wait_s = ASK_EVERY_S
+        while True:
+            try:
+                rows = self._slurm.table("squeue", {"left": "%L"}, "--jobs", str(self._job_id))
+            except SlurmError:
+                wait_s = min(LONGEST_S, 2 * wait_s)
+            else:
+                wait_s = ASK_EVERY_S
+                if rows:
+                    self._end_s = time.monotonic() + min(seconds(row["left"]) for row in rows)
+            time.sleep(wait_s)
+
+
+def seconds(left: str) -> float:
+    """Slurm's time left; what is no time (UNLIMITED, NOT_SET) never ends.
+
+    >>> seconds("1-02:03:04"), seconds("5:00"), seconds("UNLIMITED")
+    (93784.0, 300.0, inf)
+    """
+    match = _LEFT.fullmatch(left)
+    if match is None:
+        return math.inf
+    days, hours, minutes, secs = (float(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + secs

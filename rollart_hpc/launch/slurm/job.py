@@ -1,0 +1,197 @@
+"""The inside of a Slurm job: what its batch script becomes. `python -m rollart_hpc.launch.slurm.job --run-dir DIR`
+
+Carries out the plan on the nodes the job was given, and decides what follows its end:
+
+    finished                        exit 0
+    the time is up                  checkpoint, requeue: the same job goes on with the next attempt
+    SIGTERM (preemption, scancel)   checkpoint if there is time; Slurm starts the job again, or does not
+    a node failed                   Slurm starts the job again; if a role failed first, it is requeued from here
+    anything else                   exit 2 or 3, the job fails
+
+A job that Slurm has started so often without a new checkpoint as `restarts.attempts` allows fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from rollart_hpc.config.process import EXIT_DRAINED
+from rollart_hpc.config.resolved import read_resolved, read_site
+from rollart_hpc.config.rundir import RunDir, open_run_dir
+from rollart_hpc.errors import EXIT_ENVIRONMENT, RollartError, SiteError
+from rollart_hpc.launch.base_model import prepare_model
+from rollart_hpc.launch.ownership import read_ownership, write_ownership
+from rollart_hpc.launch.plan import Component, make_plan
+from rollart_hpc.launch.slurm import record
+from rollart_hpc.launch.slurm.allocation import Allocation, read_allocation
+from rollart_hpc.launch.slurm.budget import Budget
+from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
+from rollart_hpc.launch.slurm.requeue import always_excluded, bad_nodes, requeue
+from rollart_hpc.launch.slurm.steps import SlurmPlace
+from rollart_hpc.launch.supervisor import Supervisor, Why
+from rollart_hpc.observe import perfetto
+from rollart_hpc.observe.report import write_report
+
+REQUEUED = "requeued"
+
+
+class Output:
+    """The supervisor's screen in a job: lines for the job's log."""
+
+    def say(self, text: str) -> None:
+        print(time.strftime("%m-%d %H:%M:%S"), text, flush=True)
+
+    def show(self, status: dict[str, Any]) -> None:
+        pass
+
+
+class Job:
+    def __init__(self, run: RunDir) -> None:
+        self.run, self.out, self.slurm = run, Output(), Slurm()
+        self.config, self.site = read_resolved(run.config), read_site(run.site)
+        self.plan = make_plan(self.config, self.site)
+        self.allocation = read_allocation(self.plan, self.slurm, os.environ)
+
+    def carry_out(self) -> int:
+        if record.is_cancelled(record.read(self.run)) or read_ownership(self.run).get("state") == "finished":
+            self.out.say("nothing to do: the run is over")
+            return 0
+        self._note_bad_nodes()
+        self._begin()
+        try:
+            outcome, why = self._supervise()
+        except RollartError as error:
+            if error.exit_code == EXIT_ENVIRONMENT and self._note_bad_nodes() and self._may_go_on():
+                self.out.say(f"{error}\nwith a node lost, so this is tried again")
+                return self._requeue(error.what)
+            self._end("failed", error.what)
+            raise
+        self._report(outcome)
+        if outcome == "drained" and why == "limit":
+            return self._requeue("the time of the job was up")
+        state = "cancelled" if record.is_cancelled(record.read(self.run)) else outcome
+        self._end(state, "")
+        return 0 if outcome == "finished" else EXIT_DRAINED
+
+    def _supervise(self) -> tuple[str, Why]:
+        budget = Budget(self.slurm, self.allocation.leader, self.config.job.signal_s)
+        place = SlurmPlace(self.run.path, self.plan, self.site, self.allocation, self.slurm, budget)
+        try:
+            with _ended_by_signals():
+                prepare_model(self.run, self.config, self.out.say)
+        except _TimeIsUp:
+            return "drained", "limit"
+        supervisor = Supervisor(self.run, self.config, self.plan, self.out, place)
+        return supervisor.supervise(), supervisor.why
+
+    # --- what is written down --------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if not self._may_go_on():
+            limit = self.config.restarts.attempts
+            error = SiteError(
+                f"started {limit + 1} times without a new checkpoint (restarts.attempts = {limit})",
+                f"find the cause (rollart-hpc logs {self.run.path}), then: rollart-hpc resume {self.run.path}",
+            )
+            self._end("failed", error.what)
+            raise error
+        parts = [_part(component, self.allocation) for component in self.plan.components]
+        job = self.allocation
+        record.add(self.run, record.Began(job.leader, job.restart, self._newest_step(), parts))
+        write_ownership(self.run, self.run.last_attempt(), ())
+        nodes = ", ".join(f"{node} = {host}" for node, host in job.hosts.items())
+        self.out.say(f"job {job.leader}, restart {job.restart}, on {nodes}")
+
+    def _end(self, state: str, reason: str) -> None:
+        with suppress(RollartError):  # a full disk must not hide why the job ended
+            record.add(self.run, record.Ended(self.allocation.leader, self.allocation.restart, state, reason))
+            write_ownership(self.run, self.run.last_attempt(), (), state, reason)
+
+    def _may_go_on(self) -> bool:
+        used = record.num_fruitless(record.read(self.run), self._newest_step())
+        return used <= self.config.restarts.attempts
+
+    def _newest_step(self) -> int:
+        newest = self.run.newest_checkpoint()
+        return newest.step if newest else -1
+
+    def _note_bad_nodes(self) -> bool:
+        """Of this start and the one before it; those known already don't count."""
+        records = record.read(self.run)
+        began = [line for line in records if isinstance(line, record.Began)][-1:]
+        hosts = {host for line in began for part in line.parts for host in part.hosts} | {
+            *self.allocation.hosts.values()
+        }
+        try:
+            found = bad_nodes(self.slurm, hosts - {*record.bad_hosts(records)})
+        except SlurmError as error:
+            self.out.say(f"the state of the nodes is not known: {error.what}")
+            return False
+        for host, reason in found.items():
+            self.out.say(f"node {host} is bad and will not be used again: {reason}")
+            record.add(self.run, record.BadNode(host, reason))
+        return bool(found)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def _requeue(self, reason: str) -> int:
+        self._note_bad_nodes()
+        self._end(REQUEUED, reason)
+        exclude = [*always_excluded(self.site), *record.bad_hosts(record.read(self.run))]
+        try:
+            requeue(self.slurm, self.allocation.leader, exclude, self.out.say)
+        except SlurmError as error:
+            self._end("drained", f"{reason}; Slurm won't requeue the job: {error.what}")
+            raise SiteError(error.what, f"go on with: rollart-hpc resume {self.run.path}") from None
+        return 0
+
+    def _report(self, state: str) -> None:
+        try:
+            perfetto.merge((self.run.traces(attempt) for attempt in self.run.attempt_numbers()), self.run.trace)
+            self.out.say(f"{state}; report: {write_report(self.run.path, state)}")
+        except RollartError as error:  # the run itself is fine
+            self.out.say(f"no report: {error}")
+
+
+class _TimeIsUp(BaseException):
+    """SIGUSR1 while the model is made: nothing is lost by ending here."""
+
+
+class _ended_by_signals:
+    def __enter__(self) -> None:
+        self._before = signal.signal(signal.SIGUSR1, self._raise)
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGUSR1, self._before)
+
+    @staticmethod
+    def _raise(number: int, frame: FrameType | None) -> None:
+        raise _TimeIsUp
+
+
+def _part(component: Component, allocation: Allocation) -> record.Part:
+    hosts = [allocation.hosts[node] for node in component.nodes]
+    job_id = allocation.job_ids[component.index]
+    return record.Part(job_id, component.hardware, component.partition, hosts, component.num_gpus)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m rollart_hpc.launch.slurm.job", allow_abbrev=False)
+    parser.add_argument("--run-dir", required=True)
+    os.umask(0o077)  # files of a run are private to its user
+    try:
+        return Job(open_run_dir(parser.parse_args(arguments).run_dir)).carry_out()
+    except RollartError as error:
+        print(f"rollart-hpc: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

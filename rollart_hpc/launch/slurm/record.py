@@ -1,0 +1,111 @@
+"""jobs.jsonl: what became of a run's jobs. Owns the shape of that file; asks Slurm nothing.
+
+A line is added when a job is submitted, begins, ends, is cancelled, or when a node was found bad. A job that was
+killed has no line for its end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Union
+
+import msgspec
+
+from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.files import append_line, mend
+
+
+class Line(msgspec.Struct, frozen=True, tag_field="kind"):
+    pass
+
+
+class Submitted(Line, frozen=True, tag="submitted"):
+    job: int  # of the leader
+    num_components: int
+    name: str
+    time_s: float = msgspec.field(default_factory=time.time)
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A component as it was given."""
+
+    job: int
+    hardware: str  # class of the site
+    partition: str
+    hosts: list[str]
+    num_gpus: int  # of all its nodes
+
+
+class Began(Line, frozen=True, tag="began"):
+    job: int
+    restart: int  # how often Slurm had started it again
+    from_step: int  # newest committed checkpoint; -1 = base model
+    parts: list[Part]
+    time_s: float = msgspec.field(default_factory=time.time)
+
+
+class Ended(Line, frozen=True, tag="ended"):
+    job: int
+    restart: int
+    state: str
+    reason: str = ""
+    time_s: float = msgspec.field(default_factory=time.time)
+
+
+class Cancelled(Line, frozen=True, tag="cancelled"):
+    """The user wants no more of this run until it is submitted again."""
+
+    time_s: float = msgspec.field(default_factory=time.time)
+
+
+class BadNode(Line, frozen=True, tag="bad_node"):
+    """Jobs of this run don't go there again."""
+
+    host: str
+    reason: str
+    time_s: float = msgspec.field(default_factory=time.time)
+
+
+Record = Union[Submitted, Began, Ended, Cancelled, BadNode]
+_decode = msgspec.json.Decoder(Record).decode
+
+
+def add(run: RunDir, record: Record) -> None:
+    mend(run.jobs)
+    append_line(run.jobs, msgspec.json.encode(record).decode(), sync=True)
+
+
+def read(run: RunDir) -> list[Record]:
+    """Oldest first; a line that was torn by a crash is left out."""
+    records: list[Record] = []
+    try:
+        lines = run.jobs.read_bytes().splitlines()
+    except FileNotFoundError:
+        return records
+    for line in lines:
+        try:
+            records.append(_decode(line))
+        except msgspec.DecodeError:
+            continue
+    return records
+
+
+def is_cancelled(records: Iterable[Record]) -> bool:
+    words = [record for record in records if isinstance(record, (Submitted, Cancelled))]
+    return bool(words) and isinstance(words[-1], Cancelled)
+
+
+def bad_hosts(records: Iterable[Record]) -> list[str]:
+    return sorted({record.host for record in records if isinstance(record, BadNode)})
+
+
+def num_fruitless(records: Iterable[Record], step: int) -> int:
+    """Starts in a row, up to the last one, that began from this same checkpoint: none of them got further."""
+    count = 0
+    for record in records:
+        if isinstance(record, Submitted):
+            count = 0
+        elif isinstance(record, Began):
+            count = count + 1 if record.from_step == step else 0
+    return count
