@@ -1,0 +1,34 @@
+"""The five modes of the paper under injected environment latency."""
+
+from __future__ import annotations
+
+import json
+
+from tests.acceptance.drive import RESULTS, rollart, table, write_page
+
+
+def modes() -> bool:
+    text = rollart("bench", "modes", "--json")
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / "modes.json").write_text(text)
+    rows, mean_s = json.loads(text)["rows"], json.loads(text)["mean_s"]
+    names = list(rows[0]["speedup_over_sync"])
+    cells = [
+        [f"{row['std_s']:g} s"]
+        + [f"{row['speedup_over_sync'][name]:.2f}x" for name in names]
+        + [f"{row['trajectory_over_batched']:.2f}x"]
+        for row in rows
+    ]
+    lines = [
+        "# The five modes under injected environment latency",
+        "",
+        f"Speed-up over `sync` in time per step, turn latency N({mean_s:g} s, std). Real runs of",
+        "the same code, interleaved, on 2 shared CPU cores. The last column is `sync_plus` over `sync`:",
+        "trajectory-level against batched environments. Printed by `rollart-hpc bench modes`; raw figures in",
+        "`modes.json`.",
+        "",
+        *table(["std", *names, "trajectory / batched"], cells),
+    ]
+    write_page("modes", lines)
+    gains = [row["trajectory_over_batched"] for row in rows]
+    return gains[-1] > gains[0] > 1.0
