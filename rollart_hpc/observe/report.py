@@ -61,6 +61,7 @@ def render(run: Run) -> str:
             sections.timeline(run),
             pair(sections.staleness(run), sections.pools(run)),
             pair(sections.drops(run), sections.workers(run)),
+            sections.beginning(run),
             sections.figures(run),
             sections.events(run),
             fold("Resolved configuration", f"<pre>{escape(run.config) or 'none'}</pre>"),

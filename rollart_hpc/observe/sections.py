@@ -11,6 +11,7 @@ from typing import Any
 from rollart_hpc.observe import lanes
 from rollart_hpc.observe.charts import Axis, Series, Stack, bars, columns, line_chart, nothing, number, thin
 from rollart_hpc.observe.page import card, fold, section, table
+from rollart_hpc.observe.phases import start_phases
 from rollart_hpc.observe.status import Status
 from rollart_hpc.observe.timeline import Span
 
@@ -199,6 +200,18 @@ def workers(run: Run) -> str:
     refused = ", ".join(f"{count} {what}" for what, count in run.status.refused.items() if count)
     content = table(["role", "joined", "lost", "alive at the end"], rows) if rows else nothing()
     return section("Workers", f"refused at the door: {refused or 'none'}", content)
+
+
+def beginning(run: Run) -> str:
+    """How long it took until the first step, and for what."""
+    phases = start_phases(run.lines)
+    starts = [0.0, *(phase.end_s for phase in phases)]
+    stacks = [
+        Stack(phase.name, [(phase.name, phase.end_s - start_s, "wait")], f"at {duration(phase.end_s)}")
+        for phase, start_s in zip(phases, starts, strict=False)
+    ]
+    chart = bars(stacks) if stacks else nothing("it did not get there")
+    return section("From the controller's start to the first step", "seconds since the phase before", chart)
 
 
 def figures(run: Run) -> str:

@@ -2,6 +2,8 @@
 
 python tests/acceptance/run.py quickstart [--seeds 0 1 2 3 4]
 python tests/acceptance/run.py modes
+python tests/acceptance/run.py slurm        # needs root on Debian or Ubuntu: it starts a development cluster
+python tests/acceptance/run.py backends     # likewise
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.acceptance.backends import backends
 from tests.acceptance.modes import modes
 from tests.acceptance.quickstart import quickstart
+from tests.acceptance.slurm import slurm
 
 
 def main() -> int:
@@ -29,6 +33,8 @@ def main() -> int:
         parts: dict[str, Callable[[], bool]] = {
             "quickstart": lambda: quickstart(args.seeds, keep),
             "modes": modes,
+            "slurm": lambda: slurm(keep),
+            "backends": lambda: backends(keep),
         }
         unknown = set(args.parts) - set(parts)
         if unknown:

@@ -1,0 +1,45 @@
+"""From the controller's start to the first step. Owns the names of what lies between; reads lines of metrics.jsonl.
+
+roles joined    every process that the run began with is there
+weights         the first engine can generate
+validated       the base model's score is known
+first step      the first optimizer step is committed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+_JOINED, _RUNNING = "worker_joined", "running"
+
+
+@dataclass(frozen=True)
+class Phase:
+    name: str
+    end_s: float  # since the controller started
+
+
+def start_phases(lines: Iterable[dict[str, Any]]) -> list[Phase]:
+    """In the order in which they ended; only those that the run reached."""
+    joined_s, ends = 0.0, {}
+    for line in lines:
+        at_s, kind, what = float(line.get("time_s", 0.0)), line.get("kind"), line.get("what")
+        if what == _JOINED:
+            joined_s = at_s
+        elif what == _RUNNING:
+            ends["weights"] = at_s
+        elif kind == "validation":
+            ends["validated"] = at_s
+        elif kind == "step":
+            ends["first step"] = at_s
+            break
+    if ends:
+        ends["roles joined"] = joined_s
+    return sorted((Phase(name, end_s) for name, end_s in ends.items()), key=lambda phase: phase.end_s)
+
+
+def first_step_s(lines: Iterable[dict[str, Any]]) -> float | None:
+    """None: there was none."""
+    return next((phase.end_s for phase in start_phases(lines) if phase.name == "first step"), None)
