@@ -76,8 +76,8 @@ def page(runs: dict[str, Trained]) -> list[str]:
     return [
         "# The quickstart on Slurm",
         "",
-        "`rollart-hpc submit quickstart --site SITE --wait` on the development cluster (a real Slurm with virtual nodes",
-        "on the same 2 shared CPU cores), beside `rollart-hpc run quickstart`. Site `dev` is one heterogeneous job over",
+        "`rollart-hpc submit quickstart --site SITE --wait` on the development cluster, real Slurm with virtual nodes",
+        "on the same 2 shared CPU cores, beside `rollart-hpc run quickstart`. Site `dev`: one heterogeneous job over",
         "three partitions, `single` an ordinary job in one partition. Measured by:",
         "",
         "```",
