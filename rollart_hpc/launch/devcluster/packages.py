@@ -16,8 +16,14 @@ _PACKAGES = {
     "sbatch": "slurm-client",
     "nsenter": "util-linux",
 }
-_ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"}
+# The core packages of MariaDB have its programs but no service: nothing is started outside the cluster.
+_ACCOUNTING = {
+    "slurmdbd": "slurmdbd",
+    "mariadbd": "mariadb-server-core",
+    "my_print_defaults": "mariadb-client-core",
+}
 _LIMIT_S = 900
+_PROBE_LIMIT_S = 60
 # Daemons lie in directories that are not on every PATH.
 SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
@@ -26,9 +32,14 @@ def why_not() -> str:
     """Why this machine can't have a development cluster; empty if it can, perhaps after installing packages."""
     if os.geteuid() != 0:
         return "a development cluster needs root: it starts Slurm's daemons and makes device files"
-    if not _missing(accounting=False) or shutil.which("apt-get"):
-        return ""
-    return "Slurm is not installed, and this is neither Debian nor Ubuntu (no apt-get) to install it"
+    if _missing(accounting=False) and not shutil.which("apt-get"):
+        return "Slurm is not installed, and this is neither Debian nor Ubuntu (no apt-get) to install it"
+    if shutil.which("unshare"):
+        probe = ["unshare", "--pid", "--fork", "--mount", "--mount-proc", "true"]
+        done = subprocess.run(probe, capture_output=True, text=True, check=False, timeout=_PROBE_LIMIT_S)
+        if done.returncode != 0:
+            return f"this machine allows no namespaces (a container needs SYS_ADMIN): {done.stderr.strip()}"
+    return ""
 
 
 def install(*, accounting: bool) -> None:

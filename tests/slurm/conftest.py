@@ -1,0 +1,124 @@
+"""A real Slurm for tests: one development cluster for all of them, also across pytest's workers.
+
+- `cluster`: the shared one, with the ordinary users alice and bob; SLURM_CONF points to it. Leave its nodes, daemons
+  and other people's jobs alone, and end your own jobs.
+- `own_cluster`: one for this test alone (some seconds), for tests that break nodes or daemons.
+- `accounting_cluster`: one for this test alone, with associations and limits.
+
+Every test here is slow. Without root on Debian or Ubuntu all are skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from rollart_hpc.launch.devcluster import cluster as clusters
+from rollart_hpc.launch.devcluster.cluster import Cluster
+from rollart_hpc.launch.devcluster.packages import why_not
+
+HERE = Path(__file__).parent
+TEMPORARY = Path(tempfile.gettempdir())
+PREFIX = "rollart-test-"
+USERS = ("alice", "bob")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def slurm_is_possible() -> None:
+    reason = why_not()
+    if reason:
+        pytest.skip(f"no real Slurm here: {reason}")
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(slurm_is_possible: None, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Up with the first worker that needs it, down with the last one that does."""
+    end_forgotten()
+    run = getattr(request.config, "workerinput", {}).get("testrunuid", f"{os.getpid()}")[:12]
+    with home_of(f"{PREFIX}{run}") as home:
+        with locked(home / "lock"):
+            cluster = clusters.find(home / "c") or clusters.up(home / "c", user_names=USERS)
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.setenv("SLURM_CONF", str(shared_cluster.place.conf))
+    return shared_cluster
+
+
+@pytest.fixture
+def own_cluster(slurm_is_possible: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    with one_cluster(monkeypatch, accounting=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def accounting_cluster(slurm_is_possible: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    with one_cluster(monkeypatch, accounting=True) as cluster:
+        yield cluster
+
+
+@contextmanager
+def one_cluster(monkeypatch: pytest.MonkeyPatch, *, accounting: bool) -> Iterator[Cluster]:
+    with home_of(f"{PREFIX}{secrets.token_hex(6)}") as home:
+        cluster = clusters.up(home / "c", user_names=USERS, accounting=accounting)
+        monkeypatch.setenv("SLURM_CONF", str(cluster.place.conf))
+        yield cluster
+
+
+@contextmanager
+def home_of(name: str) -> Iterator[Path]:
+    """The directory of a test cluster. Who uses it holds a shared lock on its file `users`; the last one ends it."""
+    home = TEMPORARY / name
+    with locked(TEMPORARY / f"{PREFIX}lock"):
+        home.mkdir(mode=0o711, exist_ok=True)
+        users = open(home / "users", "w")  # noqa: SIM115
+        fcntl.flock(users, fcntl.LOCK_SH)
+    try:
+        yield home
+    finally:
+        with locked(TEMPORARY / f"{PREFIX}lock"), users:
+            end_unless_used(home, users)
+
+
+def end_forgotten() -> None:
+    """End clusters of test runs that were killed: nobody holds their locks."""
+    with locked(TEMPORARY / f"{PREFIX}lock"):
+        for path in TEMPORARY.glob(f"{PREFIX}*/users"):
+            with open(path) as users:
+                end_unless_used(path.parent, users)
+
+
+def end_unless_used(home: Path, users: IO[str]) -> None:
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    cluster = clusters.find(home / "c")
+    if cluster:
+        cluster.down()
+    shutil.rmtree(home)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    with open(handle) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
