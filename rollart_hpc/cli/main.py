@@ -18,6 +18,7 @@ Command = Callable[[argparse.Namespace], int]
 EPILOG = """examples:
   rollart-hpc run quickstart                          two tasks train a tiny model on this machine
   rollart-hpc run quickstart steps=5 flow.alpha=2     any key of the run file can be changed
+  rollart-hpc submit quickstart --site dev            the same on a Slurm cluster
   rollart-hpc check ./my_run.yaml                     every problem of a run file, before it starts
   rollart-hpc status                                  the newest run
 
@@ -50,6 +51,20 @@ def _add_run_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
     check = _add(commands, "check", "rollart_hpc.cli.check:check", "find every problem of a run file")
     _add_run_arguments(check)
     check.add_argument("--json", action="store_true", help="machine-readable, with the resolved configuration")
+    submit = _add(commands, "submit", "rollart_hpc.cli.submit:submit", "start a run as a job of a Slurm cluster")
+    _add_run_arguments(submit)
+    submit.add_argument(
+        "--run-dir", help="directory of the run, must not exist; default: the site's run_root/NAME-DATE"
+    )
+    submit.add_argument("--dry-run", action="store_true", help="print the batch script, create and submit nothing")
+    submit.add_argument("--test-only", action="store_true", help="ask Slurm whether and when it would start")
+    submit.add_argument(
+        "--wait", action="store_true", help="show progress until the run ends; its exit code is this one's"
+    )
+    submit.add_argument("--quiet", action="store_true", help="with --wait: no progress, only the result")
+    plan = _add(commands, "plan", "rollart_hpc.cli.plan:plan", "what a run would take of a site")
+    _add_run_arguments(plan)
+    plan.add_argument("--json", action="store_true", help="machine-readable")
 
 
 def _add_run_dir_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -102,7 +117,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser, default: str | None = No
     else:
         parser.add_argument("--run", default=default, help=f"whose tasks it is for; default: {default}")
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys of the run file to change")
-    parser.add_argument("--site", help="name of a packaged site file, or a path")
+    parser.add_argument("--site", help="name of a site file, yours or packaged, or a path")
 
 
 def _add(

@@ -29,7 +29,6 @@ from rollart_hpc.config.site import SiteConfig, find_site_conflicts
 from rollart_hpc.errors import ConfigError, UserError
 
 Config = TypeVar("Config", RunConfig, SiteConfig)
-SITE_VARIABLE = "ROLLART_SITE"  # the site unless --site says otherwise
 _SBATCH_VARIABLES = {"account": "SBATCH_ACCOUNT", "qos": "SBATCH_QOS", "reservation": "SBATCH_RESERVATION"}
 _FAILED = object()  # a value whose interpolation failed: reported, then left out
 
@@ -44,13 +43,18 @@ def load(run: str | Path, overrides: Sequence[str] = (), site: str | Path | None
     return load_all(run, overrides, site).config
 
 
-def load_all(run: str | Path, overrides: Sequence[str] = (), site: str | Path | None = None) -> Loaded:
-    """`run` and `site` are names of packaged files or paths; `overrides` are `key=value`."""
+def load_all(
+    run: str | Path, overrides: Sequence[str] = (), site: str | Path | None = None, else_site: str = RunConfig.site
+) -> Loaded:
+    """`run` and `site` are names of files or paths; `overrides` are `key=value`.
+
+    `else_site` holds if neither `site` nor the run says anything.
+    """
     problems: list[str] = []
     path = packaged.find("runs", str(run))
     written = _name_tasks(_read(path), problems)
     said = _merge(written, _of_environment(), _name_tasks(_parse_overrides(overrides, problems), problems))
-    site_name = str(site or os.environ.get(SITE_VARIABLE) or said.get("site") or RunConfig.site)
+    site_name = str(site or said.get("site") or else_site)
     site_config = load_site(site_name)
     said["site"] = site_name
     merged = _merge({"name": path.stem}, site_config.defaults, said)

@@ -35,6 +35,10 @@ def names(kind: Kind) -> list[str]:
     return sorted({path.stem for place in _places(kind) for path in place.glob("*.yaml")})
 
 
+def user_names(kind: Kind) -> list[str]:
+    return sorted(path.stem for path in user_directory(kind).glob("*.yaml"))
+
+
 def _places(kind: Kind) -> list[Path]:
     return [user_directory(kind), directory(kind)] if kind == "sites" else [directory(kind)]
 

@@ -10,6 +10,7 @@
       checkpoints/step_N/          committed once it holds committed.json; step_N.tmp is one being written
       status.json  supervisor.json  metrics.jsonl  ledger.jsonl
       jobs.jsonl                   on a cluster: the jobs of the run and how they ended
+      job.sh  slurm/NAME-ID.log    on a cluster: the batch script, and what it prints
       trace.json  report.html  tensorboard/
 
 Weights in shared memory lie outside: `RunDir.store_root`.
@@ -79,6 +80,14 @@ class RunDir:
     @property
     def jobs(self) -> Path:
         return self.path / "jobs.jsonl"
+
+    @property
+    def script(self) -> Path:
+        return self.path / "job.sh"
+
+    @property
+    def job_logs(self) -> Path:
+        return self.path / "slurm"
 
     @property
     def metrics(self) -> Path:
@@ -242,9 +251,9 @@ def run_root() -> Path:
     return Path(os.environ.get(RUN_ROOT_VARIABLE) or "runs").absolute()
 
 
-def new_run_dir(name: str) -> RunDir:
+def new_run_dir(name: str, root: Path | None = None) -> RunDir:
     """A directory that does not exist yet, e.g. runs/quickstart-20261116-013000; nothing is created."""
-    base = run_root() / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    base = (root or run_root()) / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     candidates = [base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 100))]
     return RunDir(next(path for path in candidates if not path.exists()))
 

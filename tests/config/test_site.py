@@ -89,10 +89,14 @@ def test_variables_count_more_than_the_run_file_and_less_than_the_command_line(
     run = write("r.yaml", "tasks: {frozenlake: {}}\njob: {account: file, qos: file}\n")
     monkeypatch.setenv("SBATCH_ACCOUNT", "variable")
     monkeypatch.setenv("SBATCH_RESERVATION", "variable")
-    monkeypatch.setenv("ROLLART_SITE", "dev")
     job = load(run, ["job.reservation=line"]).job
     assert (job.account, job.qos, job.reservation) == ("variable", "file", "line")
-    assert (load_all(run).site.name, load_all(run, site="single").site.name) == ("dev", "single")
+
+
+def test_the_site_is_the_command_line_s_else_the_run_file_s(write: Write) -> None:
+    run = write("r.yaml", "tasks: {frozenlake: {}}\nsite: dev\n")
+    assert [load_all(run, site=site).site.name for site in (None, "single")] == ["dev", "single"]
+    assert load_all("quickstart", else_site="single").site.name == "single"
 
 
 def test_free_options_of_a_run_are_checked() -> None:

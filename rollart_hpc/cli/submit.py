@@ -1,0 +1,90 @@
+"""`submit`: a run as a job of a Slurm cluster. With --dry-run stdout holds the script and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from rollart_hpc.cli.plan import load_for_site
+from rollart_hpc.cli.screen import LiveScreen, summary
+from rollart_hpc.config.load import Loaded
+from rollart_hpc.config.rundir import RUN_ROOT_VARIABLE, RunDir, new_run_dir
+from rollart_hpc.config.site import SiteConfig
+from rollart_hpc.errors import RollartError, UserError
+from rollart_hpc.files import read_json
+from rollart_hpc.launch.plan import make_plan
+from rollart_hpc.launch.slurm.commands import Slurm
+from rollart_hpc.launch.slurm.follow import follow
+from rollart_hpc.launch.slurm.submit import Request, check_request
+from rollart_hpc.launch.slurm.submit import submit as submit_request
+from rollart_hpc.launch.summary import plan_lines
+
+
+def submit(args: argparse.Namespace) -> int:
+    loaded = load_for_site(args)
+    request = _request(loaded, args.run_dir)
+    slurm = Slurm()
+    _say(f"{loaded.config.name} on site {loaded.site.name}")
+    _say("\n".join(plan_lines(request.plan)))
+    _say(f"run directory: {request.run.path}")
+    if args.dry_run:
+        print(request.script, end="")
+        _say("dry run: nothing was created or submitted")
+        return 0
+    start = check_request(request, slurm)
+    if args.test_only:
+        print(f"Slurm would start it at {start}" if start else "Slurm would take it, and does not say when")
+        return 0
+    job_id = submit_request(request, slurm, _say)
+    print(f"job {job_id} submitted")
+    _next_commands(request.run)
+    return _wait(request.run, job_id, slurm, args.quiet) if args.wait else 0
+
+
+def _request(loaded: Loaded, run_dir: str | None) -> Request:
+    config, site = loaded.config, loaded.site
+    if site.launcher != "slurm":
+        raise UserError(
+            f"site {site.name} is one machine, not a cluster",
+            "name a site with --site (`rollart-hpc site init` writes one), or start it here: rollart-hpc run",
+        )
+    run = RunDir(run_dir) if run_dir else new_run_dir(config.name, _run_root(site))
+    if run.path.exists() and not (run.path.is_dir() and not any(run.path.iterdir())):
+        raise UserError(f"run directory {run.path} exists already", "choose another --run-dir")
+    return Request(run, config, site, make_plan(config, site))
+
+
+def _run_root(site: SiteConfig) -> Path | None:
+    """The user's variable, else the site's place."""
+    if os.environ.get(RUN_ROOT_VARIABLE) or not site.run_root:
+        return None
+    return Path(os.path.expandvars(site.run_root)).expanduser().absolute()
+
+
+def _next_commands(run: RunDir) -> None:
+    path = shlex.quote(str(run.path))
+    for command, what in (("status", "how it is doing"), ("logs -f", "what it says"), ("cancel", "end it")):
+        print(f"  rollart-hpc {command} {path}   # {what}")
+
+
+def _wait(run: RunDir, job_id: int, slurm: Slurm, quiet: bool) -> int:
+    try:
+        with LiveScreen(run, quiet=quiet) as screen:
+            code = follow(run, job_id, slurm, screen)
+    except KeyboardInterrupt:
+        _say(f"the job goes on; end it with: rollart-hpc cancel {shlex.quote(str(run.path))}")
+        raise
+    try:
+        print("\n".join(summary(read_json(run.status) or {})))
+    except RollartError as error:
+        _say(str(error))
+    if run.report.exists():
+        print(f"report: {run.report}")
+    return code
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

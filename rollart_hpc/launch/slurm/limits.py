@@ -1,0 +1,85 @@
+"""Limits of associations and QOS against what a plan asks for. Owns reading them and the arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rollart_hpc.launch.plan import Component, Plan
+from rollart_hpc.launch.slurm.budget import seconds
+from rollart_hpc.launch.slurm.commands import Slurm
+
+Record = dict[str, str]
+_ASSOCIATION = ("Account", "Partition", "QOS", "DefaultQOS", "MaxTRES", "GrpTRES", "MaxWall", "MaxSubmit")
+_QOS = ("Name", "MaxTRES", "MaxTRESPU", "GrpTRES", "MaxWall", "MaxSubmitPU")
+_OF_ONE_JOB = ("MaxTRES",)
+_OF_ALL_JOBS = ("MaxTRESPU", "GrpTRES")
+_SIZES = {"K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1024.0, "P": 1024.0**2}
+
+
+@dataclass(frozen=True)
+class Limits:
+    associations: list[Record]
+    qos: dict[str, Record]
+
+    @classmethod
+    def read(cls, slurm: Slurm, user: str) -> Limits:
+        rows = slurm.accounts("sacctmgr", _ASSOCIATION, "show", "associations", "where", f"user={user}")
+        levels = slurm.accounts("sacctmgr", _QOS, "show", "qos")
+        return cls(rows, {row["Name"]: row for row in levels})
+
+    @property
+    def accounts(self) -> list[str]:
+        return sorted({row["Account"] for row in self.associations})
+
+    def association(self, account: str, partition: str) -> Record | None:
+        """The one that counts for this account ("" = the user's default, which we take to be the first)."""
+        mine = [row for row in self.associations if not account or row["Account"] == account]
+        exact = [row for row in mine if row["Partition"] == partition]
+        general = [row for row in mine if not row["Partition"]]
+        return next(iter(exact or general), None)
+
+
+def exceeded(limits: Limits, association: Record, qos: str, component: Component, plan: Plan) -> Iterator[str]:
+    """Each component is a job of its own to Slurm; limits of a user or a group count all of them."""
+    sources = [(f"account {association['Account']}", association)]
+    if qos in limits.qos:
+        sources.append((f"QOS {qos}", limits.qos[qos]))
+    for source, row in sources:
+        for key in (*_OF_ONE_JOB, *_OF_ALL_JOBS):
+            parts = [component] if key in _OF_ONE_JOB else plan.components
+            yield from (f"{source}: {problem}" for problem in _tres(row.get(key, ""), parts))
+        wall_s = seconds(row.get("MaxWall", ""))
+        if plan.time_minutes * 60 > wall_s:
+            yield (
+                f"{source}: jobs of {wall_s / 60:g} min at most, this one asks for {plan.time_minutes}: "
+                f"job.time_minutes={wall_s // 60:g}"
+            )
+        submit = row.get("MaxSubmitPU") or row.get("MaxSubmit") or ""
+        if submit.isdigit() and len(plan.components) > int(submit):
+            yield f"{source}: {submit} jobs at once, this run has {len(plan.components)} components; use another QOS"
+
+
+def _tres(limit: str, parts: list[Component] | tuple[Component, ...]) -> Iterator[str]:
+    for item in limit.split(","):
+        name, _, value = item.partition("=")
+        wanted = sum(_amount(name, part) for part in parts)
+        allowed = _number(value)
+        if wanted > allowed:
+            yield f"{name} is limited to {value}, this run needs {wanted:g}; ask for less, or use another QOS or account"
+
+
+def _amount(name: str, part: Component) -> float:
+    if name in ("gres/gpu", f"gres/gpu:{part.hardware}"):
+        return part.num_gpus
+    figures = {"cpu": part.num_cpus, "node": len(part.nodes), "mem": len(part.nodes) * part.per_node.memory_gb}
+    return figures.get(name, 0.0)
+
+
+def _number(text: str) -> float:
+    """Counts are plain, memory ends in its unit and is given in GB."""
+    try:
+        return float(text[:-1]) * _SIZES[text[-1]] if text[-1:] in _SIZES else float(text)
+    except ValueError:
+        return math.inf

@@ -1,0 +1,122 @@
+"""Would the cluster take this run? Owns the comparison of a plan with partitions, associations and QOS limits.
+
+Asks Slurm a few short questions and submits nothing. What it finds would otherwise leave the job pending for ever or
+refused at the door; Slurm itself has the last word (`submit.test_script`).
+"""
+
+from __future__ import annotations
+
+import getpass
+import grp
+import os
+from collections.abc import Iterator
+
+from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.config.site import SiteConfig
+from rollart_hpc.errors import UserError
+from rollart_hpc.launch.plan import Component, Plan
+from rollart_hpc.launch.slurm.budget import seconds
+from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
+from rollart_hpc.launch.slurm.limits import Limits, exceeded
+
+Record = dict[str, str]
+_ANY = ("", "ALL", "(null)", "N/A")
+
+
+def need_permission(slurm: Slurm, plan: Plan, config: RunConfig, site: SiteConfig) -> None:
+    """Every reason why the cluster would not run it, as one error."""
+    partitions = {row["PartitionName"]: row for row in slurm.records("show", "partition")}
+    found = list(_accounting(slurm, plan, config, site))
+    for component in plan.components:
+        where = f"partition {component.partition}"
+        own = partitions.get(component.partition)
+        if own is None:
+            listed = ", ".join(partitions)
+            found.append(f"{where}: there is none; set classes.{component.hardware}.partition to one of: {listed}")
+            continue
+        asked = _asked(component, config, site)
+        found.extend(f"{where}: {problem}" for problem in _partition(own, component, plan.time_minutes, asked))
+    if found:
+        lines = "\n".join(f"  - {problem}" for problem in found)
+        raise UserError(
+            f"the cluster would not run this:\n{lines}", "nothing was submitted; correct this and try again"
+        )
+
+
+def _asked(component: Component, config: RunConfig, site: SiteConfig) -> tuple[str, str]:
+    options = site.options(component.hardware)
+    return config.job.account or options.account, config.job.qos or options.qos
+
+
+def _partition(own: Record, component: Component, minutes: int, asked: tuple[str, str]) -> Iterator[str]:
+    account, qos = asked
+    if own.get("State", "UP") != "UP":
+        yield f"it is {own['State']}; wait, or let another partition serve class {component.hardware}"
+    limit_s = seconds(_time(own.get("MaxTime", "")))
+    if minutes * 60 > limit_s:
+        yield f"takes jobs of {limit_s / 60:g} min at most, this one asks for {minutes}: job.time_minutes={limit_s // 60:g}"
+    num_nodes = len(component.nodes)
+    for key in ("MaxNodes", "TotalNodes"):
+        if own.get(key, "").isdigit() and num_nodes > int(own[key]):
+            yield f"a job may have {own[key]} nodes, this one needs {num_nodes}; ask for fewer processes"
+    if os.getuid() != 0:  # root may use any
+        yield from _allowed("group", own.get("AllowGroups", ""), "", _groups())
+    for what, value in (("account", account), ("QOS", qos)):
+        allowed, denied = own.get(f"Allow{_key(what)}", ""), own.get(f"Deny{_key(what)}", "")
+        if value:
+            yield from _allowed(what, allowed, denied, {value})
+
+
+def _key(what: str) -> str:
+    return "Accounts" if what == "account" else "Qos"
+
+
+def _allowed(what: str, allowed: str, denied: str, mine: set[str]) -> Iterator[str]:
+    shown = ", ".join(sorted(mine))
+    if allowed not in _ANY and not mine & set(allowed.split(",")):
+        yield f"is open to {what} {allowed} only, you are in {shown}; ask for access, or use another partition"
+    if denied not in _ANY and mine & set(denied.split(",")):
+        yield f"is closed to {what} {shown}; use another {what} (job.{what.lower()}=...) or another partition"
+
+
+def _groups() -> set[str]:
+    names = set()
+    for number in os.getgrouplist(getpass.getuser(), os.getgid()):
+        try:
+            names.add(grp.getgrgid(number).gr_name)
+        except KeyError:
+            names.add(str(number))
+    return names
+
+
+def _time(text: str) -> str:
+    """`scontrol` writes UNLIMITED or 1-00:00:00."""
+    return text if ":" in text else "UNLIMITED"
+
+
+# --- accounting --------------------------------------------------------------------------------
+
+
+def _accounting(slurm: Slurm, plan: Plan, config: RunConfig, site: SiteConfig) -> Iterator[str]:
+    """Associations and QOS, where the cluster enforces them and lets us see them."""
+    enforced = slurm.settings().get("AccountingStorageEnforce", "none")
+    if "associations" not in enforced and "limits" not in enforced and "qos" not in enforced:
+        return
+    try:
+        limits = Limits.read(slurm, getpass.getuser())
+    except SlurmError:
+        return  # not visible: Slurm's own word comes with the test of the script
+    for component in plan.components:
+        account, qos = _asked(component, config, site)
+        association = limits.association(account, component.partition)
+        if association is None:
+            name = f"account {account}" if account else "any account"
+            listed = ", ".join(limits.accounts) or "none"
+            yield f"partition {component.partition}: you have no association with {name} (yours: {listed}): job.account=..."
+            continue
+        qos = qos or association["DefaultQOS"]
+        known = [name for name in association["QOS"].split(",") if name]
+        if qos and known and qos not in known:
+            yield f"partition {component.partition}: you may not use QOS {qos} (yours: {', '.join(known)}): job.qos=..."
+            continue
+        yield from exceeded(limits, association, qos, component, plan)

@@ -1,0 +1,140 @@
+"""The batch script of a run. Owns which sbatch options a plan becomes; the text around them is slurm/job.sh.
+
+Every option is written for every component: which of them carry over from the first differs. What concerns
+only the batch script itself (output, signal, directory, mail) stands in the first component, where it runs.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import xxhash
+
+import rollart_hpc
+from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.config.site import Options, SiteConfig
+from rollart_hpc.errors import SiteError
+from rollart_hpc.launch.plan import Component, Plan
+from rollart_hpc.launch.summary import clock, cost_line
+
+SUPERVISOR = "rollart_hpc.launch.slurm.job"  # what the batch script becomes
+_PACKAGE = Path(rollart_hpc.__file__).resolve().parent
+_TEMPLATES = (_PACKAGE / "slurm" / "job.sh", _PACKAGE.parent / "slurm" / "job.sh")  # installed, checkout
+_BLANK_LINES = re.compile(r"\n{3,}")
+
+Option = tuple[str, str | None]  # None: a flag
+
+
+def job_name(config: RunConfig, run: RunDir) -> str:
+    """The same for all jobs of a run and no other run's: they can be found by it."""
+    return f"rollart-{config.name}-{xxhash.xxh3_64_hexdigest(str(run.path).encode())[:8]}"
+
+
+def render_script(plan: Plan, config: RunConfig, site: SiteConfig, run: RunDir) -> str:
+    components = [_directives(component, plan, config, site, run) for component in plan.components]
+    first = site.options(plan.components[0].hardware)
+    text = Template(_template()).substitute(
+        title=f"{config.name} on site {site.name}: {_one_line(cost_line(plan))}",
+        directives="\n#SBATCH hetjob\n".join(components),
+        setup="\n".join(_setup(site, first)),
+        command=shlex.join([first.python or sys.executable, "-P", "-m", SUPERVISOR, "--run-dir", str(run.path)]),
+    )
+    return _BLANK_LINES.sub("\n\n", text)
+
+
+def _template() -> str:
+    for path in _TEMPLATES:
+        if path.is_file():
+            return path.read_text()
+    raise SiteError("the installation has no slurm/job.sh", "install rollart-hpc again")
+
+
+def _directives(component: Component, plan: Plan, config: RunConfig, site: SiteConfig, run: RunDir) -> str:
+    options = site.options(component.hardware)
+    chosen: list[Option] = [("job-name", job_name(config, run)), ("partition", component.partition)]
+    chosen += _resources(component, site)
+    chosen += [("time", clock(plan.time_minutes)), ("requeue", None), ("propagate", "NONE")]
+    chosen += _permissions(config, options)
+    if component.index == 0:
+        chosen += _of_the_script(config, options, run)
+    chosen += _free({**options.sbatch, **config.job.sbatch})
+    return "\n".join(f"#SBATCH --{name}" + ("" if value is None else f"={_quoted(value)}") for name, value in chosen)
+
+
+def _resources(component: Component, site: SiteConfig) -> Iterator[Option]:
+    needs = component.per_node
+    yield "nodes", str(len(component.nodes))
+    yield "ntasks-per-node", "1"
+    yield "cpus-per-task", str(needs.cpus)
+    if needs.memory_gb:
+        yield "mem", f"{round(needs.memory_gb * 1024)}M"
+    if needs.gpus:
+        kind = site.classes[component.hardware].gres
+        yield "gres", f"gpu:{kind}:{needs.gpus}" if kind else f"gpu:{needs.gpus}"
+
+
+def _permissions(config: RunConfig, options: Options) -> Iterator[Option]:
+    """The run's word counts more than the site's."""
+    chosen = {
+        "account": config.job.account or options.account,
+        "qos": config.job.qos or options.qos,
+        "reservation": config.job.reservation or options.reservation,
+        "constraint": options.constraint,
+        "exclude": options.exclude,
+        "dependency": config.job.dependency,
+        "comment": config.job.comment,
+    }
+    yield from ((name, value) for name, value in chosen.items() if value)
+
+
+def _of_the_script(config: RunConfig, options: Options, run: RunDir) -> Iterator[Option]:
+    yield "signal", f"B:USR1@{config.job.signal_s}"
+    yield "chdir", str(run.path)
+    yield "output", f"{str(run.job_logs).replace('%', '%%')}/%x-%j.log"
+    yield "open-mode", "append"
+    if options.mail_type:
+        yield "mail-type", options.mail_type
+    if options.mail_user:
+        yield "mail-user", options.mail_user
+
+
+def _free(options: dict[str, Any]) -> Iterator[Option]:
+    for name, value in options.items():
+        if value is True:
+            yield name, None
+        elif value is not False:
+            yield name, str(value)
+
+
+def _setup(site: SiteConfig, options: Options) -> Iterator[str]:
+    """Shell lines before the supervisor starts: its steps inherit what they set."""
+    parent = str(_PACKAGE.parent)
+    if not options.python and not _is_installed(parent):
+        yield f"export PYTHONPATH={shlex.quote(parent)}${{PYTHONPATH:+:$PYTHONPATH}}"
+    for name, value in site.network.env.items():
+        yield f"export {name}={shlex.quote(value)}"
+    if options.prologue:
+        yield options.prologue.rstrip()
+
+
+def _is_installed(parent: str) -> bool:
+    """Not just found because somebody started Python in a checkout."""
+    places = [path for path in sys.path if path not in ("", parent)]
+    return any(metadata.distributions(name="rollart-hpc", path=places))
+
+
+def _quoted(value: str) -> str:
+    """sbatch splits its lines as a shell does."""
+    return shlex.quote(_one_line(value))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines())

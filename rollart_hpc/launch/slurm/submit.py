@@ -1,0 +1,149 @@
+"""From a plan to a job in the queue. Owns the calls of sbatch: one job for a run, whatever the network does."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rollart_hpc.config.resolved import write_resolved
+from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.config.site import SiteConfig
+from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.files import make_directory, write_atomic
+from rollart_hpc.launch.plan import Plan
+from rollart_hpc.launch.slurm import record
+from rollart_hpc.launch.slurm.commands import Slurm, SlurmError, SlurmSilent
+from rollart_hpc.launch.slurm.permission import need_permission
+from rollart_hpc.launch.slurm.script import job_name, render_script
+
+PAUSES_S = (2.0, 5.0, 10.0, 20.0)  # before the job is looked up after sbatch had no answer
+_NO_ANSWER = re.compile(r"timed out|unable to contact slurm|zero bytes|connection refused|communications", re.I)
+_REFUSED = re.compile(r"(?:allocation failure|batch job submission failed): *(?P<why>.*)", re.I)
+_START = re.compile(r"to start at (?P<when>\S+)")
+_FIXES = {  # what Slurm says, in its own words, and what helps
+    "account": "set job.account=..., or account in the site file (yours: sacctmgr show assoc user=$USER)",
+    "qos": "set job.qos=..., or qos in the site file (yours: sacctmgr show assoc user=$USER format=qos)",
+    "permission": "ask for access, or let another partition serve that class (serves in the site file)",
+    "group": "ask for access, or let another partition serve that class (serves in the site file)",
+    "time limit": "ask for less: job.time_minutes=...",
+    "node count": "ask for fewer processes, or correct max_nodes in the site file",
+    "configuration": "correct gpus, cpus and memory_gb of the class in the site file (rollart-hpc site check)",
+    "memory": "correct memory_gb of the class in the site file (rollart-hpc site check)",
+}
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run that is to be submitted."""
+
+    run: RunDir
+    config: RunConfig
+    site: SiteConfig
+    plan: Plan
+
+    @property
+    def script(self) -> str:
+        return render_script(self.plan, self.config, self.site, self.run)
+
+    @property
+    def name(self) -> str:
+        return job_name(self.config, self.run)
+
+
+def check_request(request: Request, slurm: Slurm) -> str:
+    """Would it run? Returns Slurm's estimated start, which may be empty; raises if it would be refused."""
+    need_permission(slurm, request.plan, request.config, request.site)
+    busy = find_jobs(slurm, request.name)
+    if busy:
+        raise UserError(
+            f"job {busy[0]} of {request.run.path} is still in the queue",
+            f"wait for it, or end it: rollart-hpc cancel {request.run.path}",
+        )
+    return test_script(request.script, slurm)
+
+
+def test_script(script: str, slurm: Slurm) -> str:
+    """Slurm's own word on the script, without submitting it."""
+    answer = slurm.ask("sbatch", "--test-only", stdin=script)
+    if answer.code == 0:
+        starts = _START.findall(answer.stderr)
+        return max(starts, default="")
+    if _NO_ANSWER.search(answer.stderr):
+        raise SiteError(f"Slurm does not answer: {answer.stderr.strip()}", "see whether it is up: scontrol ping")
+    raise _refused(answer.stderr)
+
+
+def submit(request: Request, slurm: Slurm, say: Say) -> int:
+    """Prepare the run directory and submit. Returns the job's id."""
+    request.run.create()
+    write_resolved(request.run.config, request.config)
+    write_resolved(request.run.site, request.site)
+    return submit_again(request, slurm, say)
+
+
+def submit_again(request: Request, slurm: Slurm, say: Say) -> int:
+    """The directory exists already: a run that is resumed."""
+    make_directory(request.run.job_logs)
+    write_atomic(request.run.script, request.script)
+    job_id = _submit_once(request, slurm, say)
+    record.add(request.run, record.Submitted(job_id, len(request.plan.components), request.name))
+    return job_id
+
+
+def _submit_once(request: Request, slurm: Slurm, say: Say) -> int:
+    """After a call without an answer the job may be in the queue all the same: it is looked up before the next one."""
+    said = ""
+    for pause_s in (*PAUSES_S, None):
+        try:
+            answer = slurm.ask("sbatch", "--parsable", str(request.run.script))
+        except SlurmSilent as error:
+            said = error.what
+        else:
+            if answer.code == 0:
+                return int(answer.stdout.strip().split(";")[0])
+            if not _NO_ANSWER.search(answer.stderr):
+                raise _refused(answer.stderr)
+            said = answer.stderr.strip()
+        say(f"{said}: looking whether the job is in the queue all the same")
+        if pause_s is None:
+            break
+        time.sleep(pause_s)
+        found = _look_up(slurm, request.name)
+        if found:
+            return found
+    raise SiteError(
+        f"the job could not be submitted: {said}",
+        f"see whether it is in the queue (squeue --name {request.name}), then: rollart-hpc resume {request.run.path}",
+    )
+
+
+def _look_up(slurm: Slurm, name: str) -> int:
+    """0 if there is no such job. No answer is no answer: then nothing may be submitted either."""
+    for pause_s in (*PAUSES_S, None):
+        try:
+            return next(iter(find_jobs(slurm, name, "--states=all")), 0)
+        except SlurmError:
+            if pause_s is None:
+                raise
+            time.sleep(pause_s)
+    raise AssertionError
+
+
+def find_jobs(slurm: Slurm, name: str, *options: str) -> list[int]:
+    """Ids of the jobs of that name, newest first; components count as their leader."""
+    rows = slurm.table("squeue", {"id": "%i"}, f"--name={name}", f"--user={getpass.getuser()}", *options)
+    return sorted({int(re.split(r"[+_]", row["id"])[0]) for row in rows}, reverse=True)
+
+
+def _refused(stderr: str) -> UserError:
+    lines = [line.partition("error: ")[2] or line for line in stderr.strip().splitlines()]
+    match = _REFUSED.search(stderr)
+    why = match["why"] if match else lines[-1] if lines else "no reason given"
+    fix = next((fix for word, fix in _FIXES.items() if word in why.lower()), "correct the run or the site file")
+    return UserError(f"Slurm refuses this job: {why}", fix)

@@ -1,0 +1,105 @@
+"""A plan in words and as plain data, for people and programs that want to know before anything is submitted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from rollart_hpc.launch.packing import Needs
+from rollart_hpc.launch.plan import Component, Plan, Proc
+
+_TITLES = ("component", "partition", "nodes", "of each node", "processes")
+_ROLE_TITLES = ("role", "processes", "class", "GPUs", "CPUs", "memory")
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    if not plan.components:
+        nodes = dict.fromkeys(proc.node for proc in plan.procs)
+        return [f"  {node}: {', '.join(proc.name for proc in plan.procs if proc.node == node)}" for node in nodes]
+    components = [
+        (f"{c.index} {c.hardware}", c.partition, str(len(c.nodes)), _amount(c.per_node), _counted(c.procs))
+        for c in plan.components
+    ]
+    return [*_table(_TITLES, components), "", *_table(_ROLE_TITLES, _role_rows(plan)), "", cost_line(plan)]
+
+
+def cost_line(plan: Plan) -> str:
+    """GPU-hours at most 12 (h800 8, h20 4), cost at most 26.8, in 4:00:00"""
+    hours = plan.time_minutes / 60
+    shares = [f"{c.hardware} {c.num_gpus * hours:g}" for c in plan.components if c.num_gpus]
+    listed = f" ({', '.join(shares)})" if len(shares) > 1 else ""
+    cost = f", cost at most {plan.cost:.4g}" if plan.cost else ""
+    return f"GPU-hours at most {plan.gpu_hours:g}{listed}{cost}; time limit {clock(plan.time_minutes)}"
+
+
+def clock(minutes: int) -> str:
+    """As Slurm writes a time limit: 1-02:30:00"""
+    days, rest = divmod(minutes, 24 * 60)
+    text = f"{rest // 60:02d}:{rest % 60:02d}:00"
+    return f"{days}-{text}" if days else text
+
+
+def plan_data(plan: Plan) -> dict[str, Any]:
+    hours = plan.time_minutes / 60
+    return {
+        "time_minutes": plan.time_minutes,
+        "gpu_hours": plan.gpu_hours,
+        "cost": plan.cost,
+        "components": [
+            {
+                "index": c.index,
+                "class": c.hardware,
+                "partition": c.partition,
+                "nodes": list(c.nodes),
+                "per_node": asdict(c.per_node),
+                "gpu_hours": c.num_gpus * hours,
+                "cost": c.cost_per_hour * hours,
+                "procs": [proc.name for proc in c.procs],
+            }
+            for c in plan.components
+        ],
+        "roles": {role: {"procs": len(procs), **asdict(_sum(procs))} for role, procs in _by_role(plan.procs).items()},
+        "procs": [asdict(proc) for proc in plan.procs],
+    }
+
+
+def _role_rows(plan: Plan) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for role, procs in _by_role(plan.procs).items():
+        total = _sum(procs)
+        classes = ", ".join(c.hardware for c in plan.components if _has_role(c, role))
+        row = (role, str(len(procs)), classes, str(total.gpus), str(total.cpus), f"{total.memory_gb:g} GB")
+        rows.append(row)
+    return rows
+
+
+def _has_role(component: Component, role: str) -> bool:
+    return any(proc.role == role for proc in component.procs)
+
+
+def _by_role(procs: Iterable[Proc]) -> dict[str, list[Proc]]:
+    found: dict[str, list[Proc]] = {}
+    for proc in procs:
+        found.setdefault(proc.role, []).append(proc)
+    return found
+
+
+def _sum(procs: Iterable[Proc]) -> Needs:
+    return sum((proc.needs for proc in procs), Needs())
+
+
+def _amount(needs: Needs) -> str:
+    counts = ((needs.cpus, "CPU"), (needs.gpus, "GPU"))
+    parts = [f"{count} {what}{'s' if count > 1 else ''}" for count, what in counts if count]
+    return ", ".join([*parts, f"{needs.memory_gb:g} GB"] if needs.memory_gb else parts)
+
+
+def _counted(procs: Iterable[Proc]) -> str:
+    return ", ".join(f"{count} {role}" for role, count in Counter(proc.role for proc in procs).items())
+
+
+def _table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in (titles, *rows)) for i in range(len(titles))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in (titles, *rows)]

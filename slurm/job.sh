@@ -1,0 +1,8 @@
+#!/bin/bash -l
+# $title
+# Written by rollart-hpc submit. The supervisor below starts every process of the run and watches it.
+$directives
+
+unset CUDA_VISIBLE_DEVICES  # this script's own GPUs, if any, must not leak into steps without GPUs
+$setup
+exec $command
