@@ -11,7 +11,7 @@ from rollart_hpc.cli.screen import LiveScreen, summary
 from rollart_hpc.config.load import load_all
 from rollart_hpc.config.process import EXIT_DRAINED
 from rollart_hpc.config.rundir import RunDir, new_run_dir, open_run_dir
-from rollart_hpc.errors import RollartError
+from rollart_hpc.errors import RollartError, UserError
 from rollart_hpc.files import read_json
 from rollart_hpc.launch.local import resume_run, start_run
 from rollart_hpc.launch.supervisor import Outcome
@@ -24,6 +24,8 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_all(args.run, args.overrides, args.site)
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
+    if loaded.site.launcher != "local":
+        raise UserError(f"site {loaded.site.name} is a cluster", "use: rollart-hpc submit")
     directory = RunDir(args.run_dir) if args.run_dir else new_run_dir(loaded.config.name)
     screen = LiveScreen(directory, quiet=args.quiet)
     with screen:

@@ -18,7 +18,7 @@ def plan_lines(plan: Plan) -> list[str]:
     if not plan.components:
         nodes = dict.fromkeys(proc.node for proc in plan.procs)
         return [f"  {node}: {', '.join(proc.name for proc in plan.procs if proc.node == node)}" for node in nodes]
-    components = [
+    components: list[tuple[str, ...]] = [
         (f"{c.index} {c.hardware}", c.partition, str(len(c.nodes)), _amount(c.per_node), _counted(c.procs))
         for c in plan.components
     ]
@@ -28,10 +28,10 @@ def plan_lines(plan: Plan) -> list[str]:
 def cost_line(plan: Plan) -> str:
     """GPU-hours at most 12 (h800 8, h20 4), cost at most 26.8, in 4:00:00"""
     hours = plan.time_minutes / 60
-    shares = [f"{c.hardware} {c.num_gpus * hours:g}" for c in plan.components if c.num_gpus]
+    shares = [f"{c.hardware} {c.num_gpus * hours:.4g}" for c in plan.components if c.num_gpus]
     listed = f" ({', '.join(shares)})" if len(shares) > 1 else ""
     cost = f", cost at most {plan.cost:.4g}" if plan.cost else ""
-    return f"GPU-hours at most {plan.gpu_hours:g}{listed}{cost}; time limit {clock(plan.time_minutes)}"
+    return f"GPU-hours at most {plan.gpu_hours:.4g}{listed}{cost}; time limit {clock(plan.time_minutes)}"
 
 
 def clock(minutes: int) -> str:

@@ -51,8 +51,7 @@ class Answer:
 def clean_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Without what a surrounding job or the user's habits would add to a command; the way to the cluster is kept."""
     source = os.environ if environment is None else environment
-    kept = {name: value for name, value in source.items() if name in _KEPT or not name.startswith(_FOREIGN)}
-    return {**kept, "LC_ALL": "C"}
+    return {name: value for name, value in source.items() if name in _KEPT or not name.startswith(_FOREIGN)}
 
 
 class Slurm:

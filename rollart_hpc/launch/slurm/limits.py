@@ -67,7 +67,7 @@ def _tres(limit: str, parts: list[Component] | tuple[Component, ...]) -> Iterato
         wanted = sum(_amount(name, part) for part in parts)
         allowed = _number(value)
         if wanted > allowed:
-            yield f"{name} is limited to {value}, this run needs {wanted:g}; ask for less, or use another QOS or account"
+            yield f"{name} is limited to {value}, this run needs {wanted:g}; ask for less, or use another QOS"
 
 
 def _amount(name: str, part: Component) -> float:

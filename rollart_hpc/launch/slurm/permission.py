@@ -54,7 +54,8 @@ def _partition(own: Record, component: Component, minutes: int, asked: tuple[str
         yield f"it is {own['State']}; wait, or let another partition serve class {component.hardware}"
     limit_s = seconds(_time(own.get("MaxTime", "")))
     if minutes * 60 > limit_s:
-        yield f"takes jobs of {limit_s / 60:g} min at most, this one asks for {minutes}: job.time_minutes={limit_s // 60:g}"
+        at_most = f"{limit_s // 60:g}"
+        yield f"takes jobs of {at_most} min at most, this one asks for {minutes}: job.time_minutes={at_most}"
     num_nodes = len(component.nodes)
     for key in ("MaxNodes", "TotalNodes"):
         if own.get(key, "").isdigit() and num_nodes > int(own[key]):
@@ -112,7 +113,8 @@ def _accounting(slurm: Slurm, plan: Plan, config: RunConfig, site: SiteConfig) -
         if association is None:
             name = f"account {account}" if account else "any account"
             listed = ", ".join(limits.accounts) or "none"
-            yield f"partition {component.partition}: you have no association with {name} (yours: {listed}): job.account=..."
+            where = f"partition {component.partition}"
+            yield f"{where}: you have no association with {name} (yours: {listed}): job.account=..."
             continue
         qos = qos or association["DefaultQOS"]
         known = [name for name in association["QOS"].split(",") if name]

@@ -6,6 +6,7 @@ only the batch script itself (output, signal, directory, mail) stands in the fir
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
@@ -75,10 +76,14 @@ def _resources(component: Component, site: SiteConfig) -> Iterator[Option]:
     yield "ntasks-per-node", "1"
     yield "cpus-per-task", str(needs.cpus)
     if needs.memory_gb:
-        yield "mem", f"{round(needs.memory_gb * 1024)}M"
+        yield "mem", _memory(needs.memory_gb)
     if needs.gpus:
         kind = site.classes[component.hardware].gres
         yield "gres", f"gpu:{kind}:{needs.gpus}" if kind else f"gpu:{needs.gpus}"
+
+
+def _memory(gb: float) -> str:
+    return f"{gb:g}G" if gb == int(gb) else f"{math.ceil(gb * 1024)}M"
 
 
 def _permissions(config: RunConfig, options: Options) -> Iterator[Option]:

@@ -1,0 +1,42 @@
+#!/bin/bash -l
+# quickstart on site dev: GPU-hours at most 6 (h800 4, h20 2), cost at most 13.4; time limit 02:00:00
+# Written by rollart-hpc submit. The supervisor below starts every process of the run and watches it.
+#SBATCH --job-name=rollart-quickstart-d8cc1dab
+#SBATCH --partition=cpu
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --mem=4G
+#SBATCH --time=02:00:00
+#SBATCH --requeue
+#SBATCH --propagate=NONE
+#SBATCH --signal=B:USR1@120
+#SBATCH --chdir='/shared/runs/quick start 100%'
+#SBATCH --output='/shared/runs/quick start 100%%/slurm/%x-%j.log'
+#SBATCH --open-mode=append
+#SBATCH hetjob
+#SBATCH --job-name=rollart-quickstart-d8cc1dab
+#SBATCH --partition=h800
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=3
+#SBATCH --mem=5G
+#SBATCH --gres=gpu:h800:2
+#SBATCH --time=02:00:00
+#SBATCH --requeue
+#SBATCH --propagate=NONE
+#SBATCH hetjob
+#SBATCH --job-name=rollart-quickstart-d8cc1dab
+#SBATCH --partition=h20
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --mem=3G
+#SBATCH --gres=gpu:h20:1
+#SBATCH --time=02:00:00
+#SBATCH --requeue
+#SBATCH --propagate=NONE
+
+unset CUDA_VISIBLE_DEVICES  # this script's own GPUs, if any, must not leak into steps without GPUs
+
+exec /opt/rollart/bin/python -P -m rollart_hpc.launch.slurm.job --run-dir '/shared/runs/quick start 100%'

@@ -1,0 +1,21 @@
+#!/bin/bash -l
+# quickstart on site single: GPU-hours at most 6, cost at most 17.1; time limit 02:00:00
+# Written by rollart-hpc submit. The supervisor below starts every process of the run and watches it.
+#SBATCH --job-name=rollart-quickstart-d8cc1dab
+#SBATCH --partition=h800
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=8
+#SBATCH --mem=11G
+#SBATCH --gres=gpu:h800:3
+#SBATCH --time=02:00:00
+#SBATCH --requeue
+#SBATCH --propagate=NONE
+#SBATCH --signal=B:USR1@120
+#SBATCH --chdir='/shared/runs/quick start 100%'
+#SBATCH --output='/shared/runs/quick start 100%%/slurm/%x-%j.log'
+#SBATCH --open-mode=append
+
+unset CUDA_VISIBLE_DEVICES  # this script's own GPUs, if any, must not leak into steps without GPUs
+
+exec /opt/rollart/bin/python -P -m rollart_hpc.launch.slurm.job --run-dir '/shared/runs/quick start 100%'

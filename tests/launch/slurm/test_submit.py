@@ -1,0 +1,94 @@
+"""What submission does when the network fails, with commands that behave as told. A real Slurm has the other tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollart_hpc.config.load import load, load_site
+from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.launch.plan import make_plan
+from rollart_hpc.launch.slurm import record
+from rollart_hpc.launch.slurm import submit as submitting
+from rollart_hpc.launch.slurm.commands import Slurm
+from rollart_hpc.launch.slurm.submit import Request, submit
+
+TIMED_OUT = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
+
+
+@pytest.fixture
+def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setattr(submitting, "PAUSES_S", (0.0, 0.0))
+    config, site = load("quickstart"), load_site("dev")
+    return Request(RunDir(tmp_path / "a run"), config, site, make_plan(config, site))
+
+
+@pytest.fixture
+def command(tmp_path: Path, request_: Request):
+    def put(name: str, body: str) -> None:
+        """`body` finds the number of its call in $n."""
+        path = tmp_path / "bin" / name
+        calls = f"'{tmp_path}/{name}.calls'"
+        count = f"n=$(cat {calls} 2>/dev/null || echo 0); n=$((n + 1)); echo $n > {calls}"
+        path.write_text(f"#!/bin/bash\n{count}\n{body}\n")
+        path.chmod(0o755)
+
+    return put
+
+
+def calls(tmp_path: Path, name: str) -> int:
+    path = tmp_path / f"{name}.calls"
+    return int(path.read_text()) if path.exists() else 0
+
+
+def test_the_job_is_recorded_with_its_script(request_: Request, command, tmp_path: Path) -> None:
+    command("sbatch", f"[ \"$2\" = '{request_.run.script}' ] && echo '12;cluster'")
+    assert submit(request_, Slurm(), print) == 12
+    assert request_.run.script.read_text() == request_.script
+    (line,) = record.read(request_.run)
+    assert isinstance(line, record.Submitted)
+    assert (line.job, line.num_components, line.name) == (12, 3, request_.name)
+
+
+def test_after_a_timeout_the_job_in_the_queue_is_the_run_s(request_: Request, command, tmp_path: Path) -> None:
+    command("sbatch", TIMED_OUT)
+    command("squeue", "printf '12+0\\n12+1\\n12+2\\n'")
+    assert submit(request_, Slurm(), print) == 12
+    assert calls(tmp_path, "sbatch") == 1
+
+
+def test_after_a_timeout_without_a_job_it_is_submitted_again(request_: Request, command, tmp_path: Path) -> None:
+    command("sbatch", f"[ $n = 2 ] && echo 13 && exit; {TIMED_OUT}")
+    command("squeue", "")
+    assert submit(request_, Slurm(), print) == 13
+    assert (calls(tmp_path, "sbatch"), calls(tmp_path, "squeue")) == (2, 1)
+
+
+def test_nothing_is_submitted_again_while_nobody_can_tell(request_: Request, command, tmp_path: Path) -> None:
+    command("sbatch", TIMED_OUT)
+    command("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(SiteError):
+        submit(request_, Slurm(), print)
+    assert calls(tmp_path, "sbatch") == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        ("Invalid account or account/partition combination specified", "job.account"),
+        ("Invalid qos specification", "job.qos"),
+        ("Requested time limit is invalid (missing or exceeds some limit)", "job.time_minutes"),
+        ("Requested node configuration is not available", "site check"),
+        ("User's group not permitted to use this partition", "ask for access"),
+    ],
+)
+def test_a_refusal_says_what_to_do(said: str, fix: str, request_: Request, command, tmp_path: Path) -> None:
+    command("sbatch", f'echo "sbatch: error: Batch job submission failed: {said}" >&2; exit 1')
+    with pytest.raises(UserError) as caught:
+        submit(request_, Slurm(), print)
+    assert said in caught.value.what and fix in caught.value.fix
+    assert calls(tmp_path, "sbatch") == 1
