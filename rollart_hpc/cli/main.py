@@ -39,6 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_run_commands(commands)
     _add_run_dir_commands(commands)
     _add_model_commands(commands)
+    _add_site_commands(commands)
     _add_bench_commands(commands)
     return parser
 
@@ -97,6 +98,16 @@ def _add_model_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     tiny = _add(kinds, "tiny", "rollart_hpc.cli.model:tiny", "a tiny one that knows the form of a run's tasks")
     tiny.add_argument("directory", metavar="DIR", type=Path, help="must not exist")
     _add_run_arguments(tiny, default="quickstart")
+
+
+def _add_site_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    site = commands.add_parser("site", help="the description of a cluster", description="Site files.")
+    kinds = site.add_subparsers(dest="site_command", metavar="WHAT", required=True)
+    init = _add(kinds, "init", "rollart_hpc.cli.site:init", "write a site file from the live cluster")
+    init.add_argument("--output", metavar="FILE", help="default: ~/.config/rollart-hpc/sites/CLUSTER.yaml; -: stdout")
+    check = _add(kinds, "check", "rollart_hpc.cli.site:check", "compare a site file with the live cluster")
+    check.add_argument("site", metavar="SITE", help="name of a site file, or a path")
+    check.add_argument("--json", action="store_true", help="machine-readable")
 
 
 def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -1,0 +1,167 @@
+"""What a live cluster has: partitions, and the kinds of nodes in them. Owns reading that; judges nothing.
+
+read_inventory(Slurm()).partitions["h800"].kinds
+(NodeKind(cpus=16, memory_gb=62.5, gpu="h800", gpus=8, num_nodes=2, num_usable=2, addresses=("127.0.0.1",)),)
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rollart_hpc.launch.slurm.budget import seconds
+from rollart_hpc.launch.slurm.commands import Slurm
+
+Record = dict[str, str]
+_GPU = re.compile(r"(?:^|,)gpu(?::(?P<kind>[A-Za-z_][^:,(]*))?:(?P<count>\d+)")
+_UNUSABLE = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "MAINT", "POWERED_DOWN")
+_MB_OF_GB = 1024
+
+
+@dataclass(frozen=True)
+class NodeKind:
+    """Nodes that are alike to a plan."""
+
+    cpus: int
+    memory_gb: float  # that jobs may have
+    gpu: str  # as Slurm calls it; empty if it has no name
+    gpus: int
+    num_nodes: int
+    num_usable: int  # neither down nor drained
+    addresses: tuple[str, ...]
+
+    @property
+    def is_on_loopback(self) -> bool:
+        return all(_is_loopback(address) for address in self.addresses)
+
+
+@dataclass(frozen=True)
+class Partition:
+    name: str
+    is_up: bool
+    is_default: bool
+    priority: int
+    max_minutes: int  # 0: no limit
+    max_nodes: int  # 0: no limit
+    allow_groups: str  # ALL, or names
+    allow_accounts: str
+    allow_qos: str
+    submit_hosts: str  # ALL, or those a job may be submitted from
+    kinds: tuple[NodeKind, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(kind.num_nodes for kind in self.kinds)
+
+    @property
+    def num_usable(self) -> int:
+        return sum(kind.num_usable for kind in self.kinds)
+
+
+@dataclass(frozen=True)
+class Inventory:
+    cluster: str
+    version: str
+    settings: dict[str, str]  # of slurm.conf
+    partitions: dict[str, Partition]
+    mpi: tuple[str, ...]  # what srun can start
+
+
+def read_inventory(slurm: Slurm) -> Inventory:
+    settings = slurm.settings()
+    nodes: dict[str, list[Record]] = defaultdict(list)
+    for node in slurm.records("show", "node"):
+        for partition in node.get("Partitions", "").split(","):
+            nodes[partition].append(node)
+    partitions = [_partition(row, nodes[row["PartitionName"]]) for row in slurm.records("show", "partition")]
+    return Inventory(
+        cluster=settings.get("ClusterName", "cluster"),
+        version=settings.get("SLURM_VERSION", ""),
+        settings=settings,
+        partitions={partition.name: partition for partition in partitions},
+        mpi=_mpi(slurm),
+    )
+
+
+def _partition(row: Record, nodes: list[Record]) -> Partition:
+    return Partition(
+        name=row["PartitionName"],
+        is_up=row.get("State") == "UP",
+        is_default=row.get("Default") == "YES",
+        priority=_number(row.get("PriorityTier", "1")),
+        max_minutes=minutes(row.get("MaxTime", "")),
+        max_nodes=_number(row.get("MaxNodes", "")),
+        allow_groups=row.get("AllowGroups", "ALL"),
+        allow_accounts=row.get("AllowAccounts", "ALL"),
+        allow_qos=row.get("AllowQos", "ALL"),
+        submit_hosts=row.get("AllocNodes", "ALL"),
+        kinds=_kinds(nodes),
+    )
+
+
+def _kinds(nodes: Iterable[Record]) -> tuple[NodeKind, ...]:
+    alike: dict[tuple[str, int, int, float], list[Record]] = defaultdict(list)
+    for node in nodes:
+        gpu, gpus = gpus_of(node.get("Gres", ""))
+        cpus = _number(node.get("CPUEfctv") or node.get("CPUTot", "1"))
+        memory_gb = (_number(node.get("RealMemory", "")) - _number(node.get("MemSpecLimit", ""))) / _MB_OF_GB
+        alike[gpu, gpus, cpus, memory_gb].append(node)
+    return tuple(
+        NodeKind(
+            cpus=cpus,
+            memory_gb=memory_gb,
+            gpu=gpu,
+            gpus=gpus,
+            num_nodes=len(found),
+            num_usable=sum(is_usable(node.get("State", "")) for node in found),
+            addresses=tuple(sorted({node.get("NodeAddr", "") for node in found})),
+        )
+        for (gpu, gpus, cpus, memory_gb), found in alike.items()
+    )
+
+
+def gpus_of(gres: str) -> tuple[str, int]:
+    """Name and number of a node's GPUs.
+
+    >>> gpus_of("gpu:h800:8(S:0-1),nvme:1"), gpus_of("gpu:4"), gpus_of("(null)")
+    (('h800', 8), ('', 4), ('', 0))
+    """
+    found = list(_GPU.finditer(re.sub(r"\([^)]*\)", "", gres)))
+    kinds = {match["kind"] or "" for match in found}
+    return (kinds.pop() if len(kinds) == 1 else "", sum(int(match["count"]) for match in found))
+
+
+def minutes(limit: str) -> int:
+    """A time limit as Slurm prints it; 0 if there is none.
+
+    >>> minutes("1-12:00:00"), minutes("04:30:00"), minutes("UNLIMITED")
+    (2160, 270, 0)
+    """
+    found_s = seconds(limit)
+    return 0 if math.isinf(found_s) else int(found_s // 60)
+
+
+def is_usable(state: str) -> bool:
+    """`IDLE+DRAIN`, `DOWN*` and the like are not."""
+    return not any(word in state.upper() for word in _UNUSABLE) and not state.endswith("*")
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
+def _mpi(slurm: Slurm) -> tuple[str, ...]:
+    answer = slurm.ask("srun", "--mpi=list")
+    words = re.findall(r"\b(?:none|pmi2|pmix)\b", f"{answer.stdout}\n{answer.stderr}")
+    return tuple(sorted(set(words)))
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
