@@ -73,12 +73,14 @@ class Job:
                 return self._requeue(error.what)
             self._end("failed", error.what)
             raise
-        self._report(outcome)
-        if outcome == "drained" and why == "limit":
+        if outcome == "finished":
+            self._end(outcome, "")
+            self._report()
+            return 0
+        if why == "limit":
             return self._requeue("the time of the job was up")
-        state = "cancelled" if record.is_cancelled(record.read(self.run)) else outcome
-        self._end(state, "")
-        return 0 if outcome == "finished" else EXIT_DRAINED
+        self._end(*self._why_terminated())
+        return EXIT_DRAINED
 
     def _supervise(self) -> tuple[str, Why]:
         budget = Budget(self.slurm, self.allocation.leader, self.config.job.signal_s)
@@ -152,10 +154,21 @@ class Job:
             raise SiteError(error.what, f"go on with: rollart-hpc resume {self.run.path}") from None
         return 0
 
-    def _report(self, state: str) -> None:
+    def _why_terminated(self) -> tuple[str, str]:
+        """Slurm sends the same signal to a job that it cancels and to one that it will start again."""
+        if not record.is_cancelled(record.read(self.run)):
+            try:
+                known = self.slurm.records("show", "job", str(self.allocation.leader))[0]
+            except SlurmError as error:
+                return "drained", f"ended by a signal; {error.what}"
+            if int(known.get("Restarts", "0")) > self.allocation.restart:
+                return REQUEUED, "preempted, or requeued by hand"
+        return "cancelled", "the job was cancelled"
+
+    def _report(self) -> None:
         try:
             perfetto.merge((self.run.traces(attempt) for attempt in self.run.attempt_numbers()), self.run.trace)
-            self.out.say(f"{state}; report: {write_report(self.run.path, state)}")
+            self.out.say(f"finished; report: {write_report(self.run.path, 'finished')}")
         except RollartError as error:  # the run itself is fine
             self.out.say(f"no report: {error}")
 
