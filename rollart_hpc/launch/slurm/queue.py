@@ -1,0 +1,118 @@
+"""The jobs of a run as Slurm has them now. Owns the one question asked about them, its words and its back-off.
+
+A heterogeneous job has a row for each component. Slurm forgets a job some minutes after its end; what the run wrote
+down itself (`record`) stays.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.launch.slurm import record
+from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
+
+LIMIT_S = 10.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 15.0
+OVER = frozenset({
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+    "TIMEOUT",
+})  # fmt: skip
+FIELDS = {
+    "job": "%i", "partition": "%P", "state": "%T", "reason": "%r", "start": "%S", "left": "%L", "nodes": "%N",
+}  # fmt: skip
+WORDS = {
+    "Resources": "waits for nodes to become free",
+    "Priority": "other jobs go first",
+    "BeginTime": "was requeued and may start in a moment",
+    "Dependency": "waits for another job",
+    "DependencyNeverSatisfied": "waits for a job that has failed: it will never start",
+    "JobHeldUser": "is held: release it with scontrol release",
+    "JobHeldAdmin": "is held by an administrator",
+    "JobArrayTaskLimit": "other jobs of the array run first",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition is inactive",
+    "PartitionNodeLimit": "asks for more nodes than the partition allows",
+    "PartitionTimeLimit": "asks for more time than the partition allows",
+    "Licenses": "waits for a licence",
+    "Reservation": "waits for its reservation",
+    "InvalidAccount": "its account is not valid",
+    "InvalidQOS": "its QOS is not valid",
+}
+_BEGINNINGS = {
+    "ReqNodeNotAvail": "waits for nodes that are down, drained or reserved",
+    "Nodes required for job are DOWN": "waits for nodes that are down, drained or reserved",
+    "QOS": "a limit of its QOS is reached",
+    "Assoc": "a limit of its account is reached",
+}
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A component, or an ordinary job."""
+
+    job: str  # 12, or 12+1
+    partition: str
+    state: str  # Slurm's
+    reason: str  # in words; empty unless it waits
+    start: str  # when it began, or will at the latest; empty if nobody knows
+    left: str
+    nodes: str
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in OVER
+
+
+class Queue:
+    """Asked at most every few seconds, ever less often while nothing changes or nobody answers."""
+
+    def __init__(self, run: RunDir, slurm: Slurm | None = None) -> None:
+        self._run, self._slurm = run, slurm or Slurm(limit_s=LIMIT_S)
+        self._rows: list[Row] | None = None
+        self._pause_s, self._next_s = FIRST_PAUSE_S, 0.0
+
+    def rows(self) -> list[Row] | None:
+        """Newest job only, by component. Empty: Slurm knows of none any more. None: it does not answer."""
+        if time.monotonic() < self._next_s:
+            return self._rows
+        found = self._ask()
+        self._pause_s = FIRST_PAUSE_S if found != self._rows else min(LONGEST_PAUSE_S, 1.5 * self._pause_s)
+        self._rows, self._next_s = found, time.monotonic() + self._pause_s
+        return found
+
+    def _ask(self) -> list[Row] | None:
+        jobs = job_ids(self._run)
+        if not jobs:
+            return []
+        try:
+            found = self._slurm.table("squeue", FIELDS, f"--jobs={jobs[-1]}", "--states=all")
+        except SlurmError as error:
+            return [] if "invalid job id" in error.stderr.lower() else None
+        return sorted((_row(fields) for fields in found), key=lambda row: row.job)
+
+
+def job_ids(run: RunDir) -> list[int]:
+    """Leaders of all jobs of the run, oldest first."""
+    lines = (line for line in record.read(run) if isinstance(line, (record.Submitted, record.Began)))
+    return list(dict.fromkeys(line.job for line in lines))
+
+
+def job_names(run: RunDir) -> list[str]:
+    return list(dict.fromkeys(line.name for line in record.read(run) if isinstance(line, record.Submitted)))
+
+
+def words(reason: str) -> str:
+    """Slurm's reason for a pending job; what is not known is passed on as it is."""
+    if reason in ("", "None"):
+        return ""
+    begun = next((text for start, text in _BEGINNINGS.items() if reason.startswith(start)), "")
+    text = WORDS.get(reason, begun)
+    return f"{text} ({reason})" if text else reason
+
+
+def _row(fields: dict[str, str]) -> Row:
+    known = {name: "" if value in ("N/A", "(null)") else value for name, value in fields.items()}
+    waits = known["state"] == "PENDING"
+    return msgspec.convert({**known, "reason": words(known["reason"]) if waits else ""}, Row)

@@ -1,0 +1,58 @@
+"""GPU-hours of a run by hardware class: given, and of those idle. Owns that sum; asks Slurm nothing.
+
+Given is what the jobs held, from begin to end. Busy is what the processes on GPUs wrote into their traces.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.launch.plan import Plan
+from rollart_hpc.launch.slurm import record
+from rollart_hpc.observe import timeline
+from rollart_hpc.observe.lanes import busy_and_idle
+
+HOUR_S = 3600.0
+
+
+class Usage(msgspec.Struct, frozen=True):
+    gpu_hours: float
+    idle_gpu_hours: float
+
+
+def usage(run: RunDir, plan: Plan, up_s: float) -> dict[str, Usage]:
+    """`up_s`: how long the run was up in all; it stands for a job that was killed and could not tell its end."""
+    given = _given(record.read(run), up_s)
+    busy = _busy(run, plan)
+    return {
+        hardware: Usage(round(held / HOUR_S, 4), round(max(0.0, held - busy[hardware]) / HOUR_S, 4))
+        for hardware, held in given.items()
+    }
+
+
+def _given(records: Iterable[record.Record], up_s: float) -> Counter[str]:
+    """GPU-seconds by class."""
+    begun = {(line.job, line.restart): line for line in records if isinstance(line, record.Began)}
+    ended = {(line.job, line.restart): line for line in records if isinstance(line, record.Ended)}
+    lasted = {key: ended[key].time_s - line.time_s for key, line in begun.items() if key in ended}
+    untold_s = max(0.0, up_s - sum(lasted.values())) / max(1, len(begun) - len(lasted))
+    held: Counter[str] = Counter()
+    for key, line in begun.items():
+        for part in line.parts:
+            if part.num_gpus:
+                held[part.hardware] += part.num_gpus * lasted.get(key, untold_s)  # type: ignore[assignment]
+    return held
+
+
+def _busy(run: RunDir, plan: Plan) -> Counter[str]:
+    lanes = timeline.by_process(timeline.read_run(run.traces(attempt) for attempt in run.attempt_numbers()))
+    busy: Counter[str] = Counter()
+    for proc in plan.procs:
+        if proc.needs.gpus and proc.name in lanes:
+            hardware = plan.component_of(proc.node).hardware
+            busy[hardware] += proc.needs.gpus * busy_and_idle(lanes[proc.name])[0]  # type: ignore[assignment]
+    return busy
