@@ -1,4 +1,4 @@
-"""`cancel` and `join`: talk to a run that goes on elsewhere on this machine."""
+"""`cancel` and `join`: talk to a run that goes on elsewhere, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
+from rollart_hpc.cli.status import is_on_cluster, read_status
 from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.rundir import RunDir, open_run_dir
 from rollart_hpc.config.schema import RunConfig
@@ -21,6 +22,8 @@ from rollart_hpc.launch.command import environment, role_command
 from rollart_hpc.launch.ownership import ask_to_end, read_ownership, supervisor_pid
 from rollart_hpc.launch.plan import Proc, make_plan
 from rollart_hpc.launch.process import Order
+from rollart_hpc.launch.slurm.cancel import cancel_jobs
+from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.launch.supervisor import DRAIN_S
 from rollart_hpc.types import Role
 
@@ -30,6 +33,10 @@ _MARGIN_S = 30.0
 def cancel(args: argparse.Namespace) -> int:
     """Waits until the run has ended."""
     run = open_run_dir(args.run_dir)
+    if is_on_cluster(run):
+        cancel_jobs(run, Slurm(), lambda text: print(text, file=sys.stderr))
+        print(f"{read_status(run)['state']}; go on with: rollart-hpc resume {run.path}")
+        return 0
     pid = ask_to_end(run)
     print(f"asked the supervisor (pid {pid}) to save a checkpoint and end the run", file=sys.stderr)
     _wait_for_end(pid, DRAIN_S + _MARGIN_S)

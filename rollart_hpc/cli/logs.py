@@ -9,13 +9,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from rollart_hpc.cli.status import read_status
+from rollart_hpc.cli.status import OVER, is_on_cluster, read_status
 from rollart_hpc.config.process import LOG_LINE
 from rollart_hpc.config.rundir import RunDir, open_run_dir
 from rollart_hpc.errors import UserError
+from rollart_hpc.launch.slurm.queue import Queue
 
 FOLLOW_S = 0.5
-OVER = ("finished", "drained", "failed", "killed")
 
 
 def logs(args: argparse.Namespace) -> int:
@@ -26,8 +26,9 @@ def logs(args: argparse.Namespace) -> int:
         raise UserError(f"no process of {run.path} is called {args.role!r}", f"there are: {_names(run)}")
     if not shown and not args.follow:
         print("no logs yet", file=sys.stderr)
+    queue = Queue(run) if is_on_cluster(run) else None
     while args.follow:
-        is_over = read_status(run)["state"] in OVER
+        is_over = read_status(run, queue)["state"] in OVER
         _show_new(run, args.role, readers)
         if is_over:
             break
@@ -38,11 +39,15 @@ def logs(args: argparse.Namespace) -> int:
 def _show_new(run: RunDir, role: str | None, readers: dict[Path, LogReader]) -> bool:
     """Print what was added to the logs since the last look, in order of time within an attempt."""
     shown = False
+    for path in sorted(run.job_logs.glob("*.log")):  # of the batch script, before and after the attempts
+        if role in (None, "job"):
+            readers.setdefault(path, LogReader(path, "job"))
     for attempt in run.attempt_numbers():
         for path in sorted(run.logs(attempt).glob("*.log")):
             if _matches(path.stem, role):
                 readers.setdefault(path, LogReader(path))
-        current = [reader for path, reader in readers.items() if path.parent == run.logs(attempt)]
+    for directory in dict.fromkeys(path.parent for path in readers):
+        current = [reader for path, reader in readers.items() if path.parent == directory]
         for _, name, text in heapq.merge(*(reader.new() for reader in current), key=lambda record: record[0]):
             print(f"{name:<20} {text}", flush=True)
             shown = True
@@ -59,8 +64,8 @@ def _names(run: RunDir) -> str:
 
 
 class LogReader:
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, name: str = "") -> None:
+        self._path, self._name = path, name or path.stem
         self._offset = 0
         self._time = ""
 
@@ -76,4 +81,4 @@ class LogReader:
             if match:
                 self._time = match["time"]
             text = f"{match['time']} {match['level']} {match['text']}" if match else line
-            yield self._time, self._path.stem, text
+            yield self._time, self._name, text

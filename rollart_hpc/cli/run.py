@@ -8,6 +8,8 @@ import sys
 
 from rollart_hpc.cli.report import write_report
 from rollart_hpc.cli.screen import LiveScreen, summary
+from rollart_hpc.cli.status import is_on_cluster
+from rollart_hpc.cli.submit import resume_job
 from rollart_hpc.config.load import load_all
 from rollart_hpc.config.process import EXIT_DRAINED
 from rollart_hpc.config.rundir import RunDir, new_run_dir, open_run_dir
@@ -35,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
 
 def resume(args: argparse.Namespace) -> int:
     directory = open_run_dir(args.run_dir)
+    if is_on_cluster(directory):
+        return resume_job(directory)
     with LiveScreen(directory, quiet=args.quiet) as screen:
         outcome = resume_run(directory, screen)
     return _tell_end(directory, outcome)

@@ -1,27 +1,41 @@
-"""`status`: what the controller wrote down last, and whether anybody is still at work."""
+"""`status`: what the controller wrote down last, and whether anybody is still at work: this machine, or Slurm."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rollart_hpc.cli.screen import status_line
-from rollart_hpc.config.resolved import read_resolved
+from rollart_hpc.config import packaged
+from rollart_hpc.config.load import load_site
+from rollart_hpc.config.resolved import read_resolved, read_site
 from rollart_hpc.config.rundir import RunDir, newest_run_dir, open_run_dir
-from rollart_hpc.errors import UserError
+from rollart_hpc.errors import RollartError, UserError
 from rollart_hpc.files import read_json
 from rollart_hpc.flow.policy import policy_of
 from rollart_hpc.launch.ownership import RUNNING, read_ownership, supervisor_pid
 from rollart_hpc.launch.plan import make_plan
+from rollart_hpc.launch.slurm.queue import Queue
+from rollart_hpc.launch.slurm.record import BadNode, Ended
+from rollart_hpc.launch.slurm.record import read as read_records
+from rollart_hpc.launch.slurm.standing import standing
+from rollart_hpc.launch.slurm.usage import usage
 from rollart_hpc.observe.status import StalenessStatus, Status, TaskStatus, WeightsStatus, WorkerStatus
+
+OVER = ("finished", "drained", "failed", "killed", "cancelled")
 
 
 def status(args: argparse.Namespace) -> int:
-    run = open_run_dir(args.run_dir) if args.run_dir else newest_run_dir()
+    run = open_run_dir(args.run_dir) if args.run_dir else newest_run_dir(*site_roots())
     current = read_status(run)
+    if is_on_cluster(run):
+        current["gpu_hours"] = gpu_hours(run, current) if current["state"] in OVER else {}
     if args.json:
         print(json.dumps(current, indent=1))
         return 0
@@ -30,19 +44,29 @@ def status(args: argparse.Namespace) -> int:
     print(status_line(current))
     _print_counts("dropped", current["dropped"])
     _print_counts("lost", {role: count["lost"] for role, count in current["workers"].items()})
-    if current["state"] in ("killed", "failed", "drained"):
+    for line in job_lines(run, current):
+        print(line)
+    if current["state"] in ("killed", "failed", "drained", "cancelled"):
         print(f"go on with: rollart-hpc resume {run.path}")
     return 0
 
 
-def read_status(run: RunDir) -> dict[str, Any]:
+def read_status(run: RunDir, queue: Queue | None = None) -> dict[str, Any]:
     """status.json with the state corrected by what is known of the supervisor. Every key is there from the start.
 
-    A run whose processes were all killed can't write that down: its last status says "running".
+    A run whose processes were all killed can't write that down: its last status says "running". `queue`: of a run on
+    a cluster that is looked at again and again.
     """
     current: dict[str, Any] = read_json(run.status) or {"attempt": run.last_attempt()}
     defaults = msgspec.to_builtins(Status() if run.status.exists() else _before_the_first(run))
     owner = read_ownership(run)
+    if is_on_cluster(run):
+        return {
+            **defaults,
+            **current,
+            "run_dir": str(run.path),
+            **_on_cluster(run, current, owner, queue or Queue(run)),
+        }
     if not owner:
         state = "preparing"
     elif owner["state"] != RUNNING:
@@ -56,6 +80,62 @@ def read_status(run: RunDir) -> dict[str, Any]:
         state = "killed"
     reason = current.get("reason") or owner.get("reason", "")
     return {**defaults, **current, "run_dir": str(run.path), "state": state, "reason": reason}
+
+
+def is_on_cluster(run: RunDir) -> bool:
+    return run.jobs.exists()
+
+
+def _on_cluster(run: RunDir, current: dict[str, Any], owner: dict[str, Any], queue: Queue) -> dict[str, Any]:
+    state, reason, rows = standing(run, queue)
+    if not state:
+        attempts = (proc["attempt"] for proc in owner.get("procs", {}).values())
+        state = _of_controller(run, current, min(attempts, default=0))
+    said = current.get("reason", "") if state == current.get("state") else ""
+    return {"state": state, "reason": said or reason, "jobs": msgspec.to_builtins(rows)}
+
+
+def _of_controller(run: RunDir, current: dict[str, Any], oldest_attempt: int) -> str:
+    """What it says, if it is the one of now."""
+    if not oldest_attempt:
+        return "starting" if run.last_attempt() else "preparing"
+    return str(current.get("state", "starting")) if current.get("attempt", 0) >= oldest_attempt else "starting"
+
+
+def gpu_hours(run: RunDir, current: dict[str, Any]) -> dict[str, Any]:
+    plan = make_plan(read_resolved(run.config), read_site(run.site))
+    found: dict[str, Any] = msgspec.to_builtins(usage(run, plan, current["time_s"]))
+    return found
+
+
+def job_lines(run: RunDir, current: dict[str, Any]) -> list[str]:
+    """Of a run on a cluster: its components, its earlier starts, and what it used."""
+    lines = [
+        f"job {row['job']}: {row['state'].lower()} in partition {row['partition']}"
+        + (f" on {row['nodes']}" if row["nodes"] else "")
+        + (f", {row['left']} left" if row["state"] == "RUNNING" else "")
+        + (f": {row['reason']}" if row["reason"] else "")
+        for row in current.get("jobs", ())
+    ]
+    for record in read_records(run):
+        if isinstance(record, Ended):
+            why = f": {record.reason}" if record.reason else ""
+            lines.append(f"job {record.job}, start {record.restart + 1}: {record.state}{why}")
+        elif isinstance(record, BadNode):
+            lines.append(f"node {record.host} is not used again: {record.reason}")
+    for name, used in current.get("gpu_hours", {}).items():
+        lines.append(f"GPU-hours on {name}: {used['gpu_hours']:.3f}, of which idle {used['idle_gpu_hours']:.3f}")
+    return lines
+
+
+def site_roots() -> list[Path]:
+    """Where the user's sites keep their runs."""
+    roots = []
+    for name in packaged.user_names("sites"):
+        with suppress(RollartError):
+            root = load_site(name).run_root
+            roots += [Path(os.path.expandvars(root)).expanduser()] if root else []
+    return roots
 
 
 def _before_the_first(run: RunDir) -> Status:

@@ -11,14 +11,18 @@ from pathlib import Path
 from rollart_hpc.cli.plan import load_for_site
 from rollart_hpc.cli.screen import LiveScreen, summary
 from rollart_hpc.config.load import Loaded
+from rollart_hpc.config.resolved import read_resolved, read_site
 from rollart_hpc.config.rundir import RUN_ROOT_VARIABLE, RunDir, new_run_dir
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import RollartError, UserError
 from rollart_hpc.files import read_json
+from rollart_hpc.launch.ownership import read_ownership
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.launch.slurm.follow import follow
-from rollart_hpc.launch.slurm.submit import Request, check_request
+from rollart_hpc.launch.slurm.record import bad_hosts
+from rollart_hpc.launch.slurm.record import read as read_records
+from rollart_hpc.launch.slurm.submit import Request, check_request, submit_again
 from rollart_hpc.launch.slurm.submit import submit as submit_request
 from rollart_hpc.launch.summary import plan_lines
 
@@ -55,6 +59,21 @@ def _request(loaded: Loaded, run_dir: str | None) -> Request:
     if run.path.exists() and not (run.path.is_dir() and not any(run.path.iterdir())):
         raise UserError(f"run directory {run.path} exists already", "choose another --run-dir")
     return Request(run, config, site, make_plan(config, site))
+
+
+def resume_job(run: RunDir) -> int:
+    """Go on with a run whose job has ended; nodes that were found bad are left out."""
+    config, site = read_resolved(run.config), read_site(run.site)
+    if read_ownership(run).get("state") == "finished":
+        raise UserError(f"{run.path} has finished all its {config.steps} steps", "start a new run")
+    bad = bad_hosts(read_records(run))
+    for name, own in site.classes.items():
+        own.exclude = ",".join(dict.fromkeys([host for host in (site.options(name).exclude, *bad) if host]))
+    request, slurm = Request(run, config, site, make_plan(config, site)), Slurm()
+    check_request(request, slurm)
+    print(f"job {submit_again(request, slurm, _say)} submitted")
+    _next_commands(run)
+    return 0
 
 
 def _run_root(site: SiteConfig) -> Path | None:

@@ -267,14 +267,15 @@ def open_run_dir(path: str | Path) -> RunDir:
     return run
 
 
-def newest_run_dir() -> RunDir:
-    """The run in the run root that was created last."""
+def newest_run_dir(*roots: Path) -> RunDir:
+    """The run in the run root, or one of these others, that was created last."""
     born: list[tuple[float, RunDir]] = []
-    for identity in run_root().glob("*/run.json"):
+    for identity in (path for root in (run_root(), *roots) for path in root.glob("*/run.json")):
         try:
             born.append((float(json.loads(identity.read_text())["created_s"]), RunDir(identity.parent)))
         except (OSError, ValueError, KeyError, TypeError):
             continue  # not one of ours, or damaged: naming it on the command line tells why
     if not born:
-        raise UserError(f"there are no runs in {run_root()}", f"name a run directory, or set {RUN_ROOT_VARIABLE}")
+        listed = ", ".join(str(root) for root in (run_root(), *roots))
+        raise UserError(f"there are no runs in {listed}", f"name a run directory, or set {RUN_ROOT_VARIABLE}")
     return max(born, key=lambda pair: pair[0])[1]

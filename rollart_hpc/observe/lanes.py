@@ -149,14 +149,14 @@ def shares(spans: Sequence[Span]) -> str:
     stacks: list[Stack] = []
     for process, lane in by_process(s for s in spans if s.category in CATEGORIES).items():
         seconds = {name: float((ends - starts).sum()) for name, (starts, ends) in _times(lane).items()}
-        busy_s, idle_s = _busy_and_idle(lane)
+        busy_s, idle_s = busy_and_idle(lane)
         scale = busy_s / (sum(seconds.values()) or 1.0)  # what overlaps shares the time
         parts = [(name, seconds[name] * scale, name) for name in CATEGORIES if name in seconds]
         stacks.append(Stack(process, [*parts, ("idle", idle_s, "idle")]))
     return bars(stacks, share=True) if stacks else nothing("no trace was written")
 
 
-def _busy_and_idle(lane: Sequence[Span]) -> tuple[float, float]:
+def busy_and_idle(lane: Sequence[Span]) -> tuple[float, float]:
     """Seconds in which at least one span ran, and the rest between the first and the last."""
     times = np.array([(s.start_s, s.end_s) for s in lane])
     starts, ends = times[times[:, 0].argsort()].T

@@ -5,8 +5,7 @@ Given is what the jobs held, from begin to end. Busy is what the processes on GP
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import defaultdict
 
 import msgspec
 
@@ -15,8 +14,10 @@ from rollart_hpc.launch.plan import Plan
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.observe import timeline
 from rollart_hpc.observe.lanes import busy_and_idle
+from rollart_hpc.observe.trace import CATEGORIES
 
 HOUR_S = 3600.0
+BUSY = frozenset(CATEGORIES) - {"wait"}
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -34,25 +35,26 @@ def usage(run: RunDir, plan: Plan, up_s: float) -> dict[str, Usage]:
     }
 
 
-def _given(records: Iterable[record.Record], up_s: float) -> Counter[str]:
+def _given(records: list[record.Record], up_s: float) -> defaultdict[str, float]:
     """GPU-seconds by class."""
     begun = {(line.job, line.restart): line for line in records if isinstance(line, record.Began)}
     ended = {(line.job, line.restart): line for line in records if isinstance(line, record.Ended)}
     lasted = {key: ended[key].time_s - line.time_s for key, line in begun.items() if key in ended}
     untold_s = max(0.0, up_s - sum(lasted.values())) / max(1, len(begun) - len(lasted))
-    held: Counter[str] = Counter()
+    held: defaultdict[str, float] = defaultdict(float)
     for key, line in begun.items():
         for part in line.parts:
             if part.num_gpus:
-                held[part.hardware] += part.num_gpus * lasted.get(key, untold_s)  # type: ignore[assignment]
+                held[part.hardware] += part.num_gpus * lasted.get(key, untold_s)
     return held
 
 
-def _busy(run: RunDir, plan: Plan) -> Counter[str]:
+def _busy(run: RunDir, plan: Plan) -> defaultdict[str, float]:
     lanes = timeline.by_process(timeline.read_run(run.traces(attempt) for attempt in run.attempt_numbers()))
-    busy: Counter[str] = Counter()
+    busy: defaultdict[str, float] = defaultdict(float)
     for proc in plan.procs:
-        if proc.needs.gpus and proc.name in lanes:
+        lane = [span for span in lanes.get(proc.name, ()) if span.category in BUSY]
+        if proc.needs.gpus and lane:
             hardware = plan.component_of(proc.node).hardware
-            busy[hardware] += proc.needs.gpus * busy_and_idle(lanes[proc.name])[0]  # type: ignore[assignment]
+            busy[hardware] += proc.needs.gpus * busy_and_idle(lane)[0]
     return busy
