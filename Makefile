@@ -29,10 +29,10 @@ lint: install-dev
 	$(BIN)/lint-imports
 
 fast: install-dev
-	$(BIN)/python -m pytest -x -q -n 4 --dist loadfile -m "not slow"
+	$(BIN)/python .ci/tests -n 4 --dist loadfile -m "not slow"
 
 slow: install-dev
-	$(BIN)/python -m pytest -x -q -n 2 --dist loadfile -m slow
+	$(BIN)/python .ci/tests -n 2 --dist loadfile -m slow
 
 acceptance: install-dev
 	$(BIN)/python tests/acceptance/run.py

@@ -27,7 +27,7 @@ class Star:
 
     def __init__(self, run: RunDir, attempt: int) -> None:
         self.hub = Hub("127.0.0.1", keys.load_server(run.keys(attempt)))
-        self.members = Members(self.hub, attempt=attempt, heartbeat_s=0.5, silence_s=30.0)
+        self.members = Members(self.hub, attempt=attempt, heartbeat_s=0.5, silence_s=60.0)
         self.address = f"tcp://127.0.0.1:{self.hub.port}"
 
     def until(self, kind, process: subprocess.Popen[bytes]):

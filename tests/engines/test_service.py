@@ -19,7 +19,7 @@ from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.prefix import prefix_hash
 from rollart_hpc.wire.wakeup import Wakeup
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class FakeLink:
@@ -52,7 +52,7 @@ class FakeLink:
 class Station:
     """A service in a thread, and the controller's side of it."""
 
-    def __init__(self, engine, store: NodeStore, deadline_s: float = 5.0, trace=None) -> None:
+    def __init__(self, engine, store: NodeStore, deadline_s: float = 30.0, trace=None) -> None:
         self.engine, self.store, self.link, wakeup = engine, store, FakeLink(), Wakeup()
         self.tracer = Tracer(trace, "engine-0")
         preparer = Preparer(store, deadline_s, engine.device, wakeup.set)
@@ -151,7 +151,7 @@ def test_after_who_are_you_nothing_of_before_is_answered(station, ids):
 def test_direct_install_and_a_collective_that_breaks(station, qwen, ids):
     install(station, 0)
     reports: queue.Queue = queue.Queue()
-    source = DirectSource("127.0.0.1", bucket_bytes=4096, deadline_s=5.0, report=reports.put)
+    source = DirectSource("127.0.0.1", bucket_bytes=4096, deadline_s=30.0, report=reports.put)
 
     def join(epoch: int, named) -> None:
         source.offer(epoch, 2, WeightsId(1, epoch), lambda: named)

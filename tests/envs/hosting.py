@@ -10,6 +10,7 @@ from pathlib import Path
 from rollart_hpc.config.schema import TaskConfig
 from rollart_hpc.envs.host import Happened, Host
 
+PATIENCE_S = 120.0
 ODD = str(Path(__file__).with_name("odd.py"))
 
 
@@ -24,7 +25,7 @@ class Driver:
         self.host.start()
         self.waiting: list[Happened] = []
 
-    def next(self, slot: Hashable, timeout_s: float = 20.0) -> Happened:
+    def next(self, slot: Hashable, timeout_s: float = PATIENCE_S) -> Happened:
         """What happens to `slot` next; what happens to others is kept."""
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -58,7 +59,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until_dead(pids: list[int], timeout_s: float = 20.0) -> None:
+def wait_until_dead(pids: list[int], timeout_s: float = PATIENCE_S) -> None:
     deadline_s = time.monotonic() + timeout_s
     while left := [pid for pid in pids if alive(pid)]:
         assert time.monotonic() < deadline_s, f"still running: {left}"

@@ -135,7 +135,7 @@ def test_unsendable_outcome_is_an_error(make: Make) -> None:
 
 def test_crash_hang_and_silence_leave_the_neighbours_alone(make: Make) -> None:
     """Four at once; only `good` behaves, and it goes on."""
-    driver = make(slots=8, odd=make_task(turn_timeout_s=1.0, reset_timeout_s=20), slow=make_task(reset_timeout_s=1.0))
+    driver = make(slots=8, odd=make_task(turn_timeout_s=3.0), slow=make_task(reset_timeout_s=5.0))
     slots = ["good", "crash", "spin", "sleep", "hangup"]
     pids = {slot: pid_of(driver.reset(slot).observation) for slot in slots}
     driver.host.step("crash", "exit")
@@ -158,10 +158,10 @@ def test_crash_hang_and_silence_leave_the_neighbours_alone(make: Make) -> None:
 
 
 def test_hanging_thread_is_left_behind(make: Make) -> None:
-    driver = make(odd=make_task(isolation="shared", turn_timeout_s=0.3))
+    driver = make(odd=make_task(isolation="shared", turn_timeout_s=2.0))
     driver.reset("a")
     driver.reset("b")
-    assert driver.step("a", "sleep 5").status == "env_timeout"
+    assert driver.step("a", "sleep 60").status == "env_timeout"
     assert driver.step("b", "x").kind == "turn"
     assert driver.reset("a").kind == "turn"
 
@@ -202,10 +202,10 @@ def test_release_of_a_busy_one_kills_it_and_of_a_dead_one_forgets_it(make: Make)
 
 
 def test_what_an_environment_started_is_killed_with_it(make: Make) -> None:
-    driver = make(odd=make_task(turn_timeout_s=1.0))
+    driver = make(odd=make_task(turn_timeout_s=5.0))
     pid = pid_of(driver.reset("a").observation)
     grandchild = int(driver.step("a", "orphan").observation)
-    assert driver.step("a", "spin").status == "env_timeout"
+    assert driver.step("a", "sleep 3600").status == "env_timeout"
     wait_until_dead([pid, grandchild])
 
 

@@ -86,7 +86,7 @@ def control(start: Start) -> int:
             code = int((start.run.path / "end").read_text())
     for name in members.alive:
         hub.send(name, Stop("over"))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while set(members.alive) - {"supervisor"} and time.monotonic() < deadline:
         for name, message, _ in hub.poll(0.05):
             members.handle(name, message)

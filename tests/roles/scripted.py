@@ -22,6 +22,7 @@ from rollart_hpc.wire.members import Joined, Lost, Members
 from rollart_hpc.wire.messages import AnyMessage, Heartbeat, Hello, Message
 
 ROOT = Path(__file__).parents[2]
+PATIENCE_S = 120.0
 M = TypeVar("M", bound=Message)
 
 
@@ -32,12 +33,12 @@ class Scripted:
         self.attempt = self.run.begin_attempt()
         make_keys(self.run.keys(self.attempt))
         self.hub = Hub("127.0.0.1", load_server(self.run.keys(self.attempt)))
-        self.members = Members(self.hub, attempt=self.attempt, heartbeat_s=0.2, silence_s=10)
+        self.members = Members(self.hub, attempt=self.attempt, heartbeat_s=0.2, silence_s=60)
         self.changes: deque[Joined | Lost] = deque()
         self.waiting: deque[tuple[AnyMessage, list[Frame]]] = deque()
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, role: str, name: str = "worker-0", *, timeout_s: float = 60.0) -> subprocess.Popen[bytes]:
+    def start(self, role: str, name: str = "worker-0") -> subprocess.Popen[bytes]:
         """Start a role and wait until it has joined."""
         command = [
             sys.executable, "-m", f"rollart_hpc.roles.{role}", "--run-dir", str(self.run.path), "--name", name,
@@ -45,7 +46,7 @@ class Scripted:
         ]  # fmt: skip
         process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
         self.processes.append(process)
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + PATIENCE_S
         while name not in self.members.alive:
             assert process.poll() is None, f"{role} ended with {process.returncode}"
             assert time.monotonic() < deadline_s, f"{role} did not join"
@@ -55,9 +56,9 @@ class Scripted:
     def send(self, message: Message, *frames: Frame, to: str = "worker-0") -> None:
         assert self.hub.send(to, message, *frames)
 
-    def expect(self, kind: type[M], *, trajectory: str | None = None, timeout_s: float = 30.0) -> tuple[M, list[Frame]]:
+    def expect(self, kind: type[M], *, trajectory: str | None = None) -> tuple[M, list[Frame]]:
         """The next message of this kind (and trajectory); others are kept."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + PATIENCE_S
         while True:
             for entry in self.waiting:
                 message = entry[0]

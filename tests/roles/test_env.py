@@ -16,7 +16,7 @@ from rollart_hpc.wire.messages import Bye, Cancel, Ended, Generated, Play, Resen
 from rollart_hpc.wire.prefix import prefix_hash
 from tests.envs.hosting import alive, make_task, wait_until_dead
 from tests.envs.models import FORGETTING, make_model_dir
-from tests.roles.scripted import Scripted, sampled
+from tests.roles.scripted import PATIENCE_S, Scripted, sampled
 
 
 def tasks() -> dict[str, TaskConfig]:
@@ -25,7 +25,7 @@ def tasks() -> dict[str, TaskConfig]:
         "long": make_task(max_turns=2, params={"turns": 100}),
         "narrow": make_task(max_tokens=130, max_response_tokens=40, params={"turns": 100}),
         "tiny": make_task(max_tokens=10),
-        "hasty": make_task(turn_timeout_s=1.0, reset_timeout_s=1.0),
+        "hasty": make_task(turn_timeout_s=4.0, reset_timeout_s=8.0),
         "shared": make_task(isolation="shared", params={"turns": 1}),
     }
 
@@ -228,7 +228,7 @@ def test_stop_ends_it_cleanly(worker: Scripted) -> None:
     assert alive(pid)
     worker.send(Stop("all steps done"))
     worker.expect(Bye)
-    assert worker.processes[0].wait(20) == 0
+    assert worker.processes[0].wait(PATIENCE_S) == 0
     wait_until_dead([pid])
     spans = worker.run.trace_part(worker.attempt, "worker-0").read_text()
     assert '"environment.reset"' in spans and '"environment.turn"' in spans
@@ -266,7 +266,7 @@ def test_replaced_worker_ends_itself_and_its_environments(tmp_path: Path) -> Non
         scripted.start("env")  # the same name
         while scripted.members.alive["worker-0"].incarnation == incarnation:
             scripted.idle(0.1)
-        assert old.wait(20) == 4
+        assert old.wait(PATIENCE_S) == 4
         wait_until_dead([int(text.split("pid ")[1].split()[0])])
         scripted.send(play("a", issue=2))
         assert scripted.expect(TurnWanted)[0].issue == 2

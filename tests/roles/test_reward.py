@@ -10,7 +10,7 @@ import pytest
 
 from rollart_hpc.config.schema import RewardConfig, RunConfig, TaskConfig
 from rollart_hpc.wire.messages import Bye, Scored, ScoreFailed, ScoreWanted, Stop
-from tests.roles.scripted import Scripted
+from tests.roles.scripted import PATIENCE_S, Scripted
 
 FUNCTION = str(Path(__file__).with_name("rewarding.py")) + ":length"
 
@@ -22,7 +22,7 @@ def worker(tmp_path: Path) -> Iterator[Scripted]:
         "other": TaskConfig(name="other", reward=FUNCTION),
         "missing": TaskConfig(name="missing", reward="no_such_module_here:f"),
     }
-    config = RunConfig(tasks=tasks, reward=RewardConfig(slots=7, timeout_s=0.5))
+    config = RunConfig(tasks=tasks, reward=RewardConfig(slots=7, timeout_s=2.0))
     scripted = Scripted(tmp_path / "run", config)
     scripted.start("reward")
     yield scripted
@@ -44,7 +44,7 @@ def test_scores_failures_and_the_end(worker: Scripted) -> None:
     scored, _ = worker.expect(Scored, trajectory="b")
     assert (scored.reward, scored.success) == (6.0, False)
     reasons = {
-        "raise": "RuntimeError: told to", "sleep": "longer than 0.5 s", "spin": "longer than 0.5 s",
+        "raise": "RuntimeError: told to", "sleep": "longer than 2 s", "spin": "longer than 2 s",
         "nan": "the reward is nan", "none": "NoneType",
     }  # fmt: skip
     for deed in reasons:
@@ -64,10 +64,10 @@ def test_scores_failures_and_the_end(worker: Scripted) -> None:
     assert worker.expect(Scored, trajectory="g")[0].reward == 3.0
     worker.send(Stop("done"))
     worker.expect(Bye)
-    assert worker.processes[0].wait(20) == 0
+    assert worker.processes[0].wait(PATIENCE_S) == 0
     assert '"reward"' in worker.run.trace_part(worker.attempt, "worker-0").read_text()
 
 
 def test_function_that_can_not_be_interrupted_ends_the_process(worker: Scripted) -> None:
     ask(worker, "a", deed="stuck")
-    assert worker.processes[0].wait(30) == 1
+    assert worker.processes[0].wait(PATIENCE_S) == 1

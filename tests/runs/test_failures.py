@@ -87,7 +87,7 @@ def test_a_task_with_trouble_does_not_stop_the_run(run):
             "hang_rate": 0.02,
         }.items()
     ]
-    run.start(*trouble, "tasks.frozenlake.turn_timeout_s=0.5", "steps=3", "validation.plays=0").wait()
+    run.start(*trouble, "tasks.frozenlake.turn_timeout_s=3", "steps=3", "validation.plays=0").wait()
     status = run.status()
     assert status["state"] == "finished" and status["step"] == 3
     assert {"reset_failed", "env_error", "env_crashed", "env_timeout"} & set(status["dropped"])

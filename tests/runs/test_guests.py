@@ -21,7 +21,7 @@ from rollart_hpc.wire.keys import load_client
 
 pytestmark = pytest.mark.slow
 
-END_S = 60
+END_S = 120
 DISK_BYTES = 12 << 20
 
 
@@ -71,7 +71,7 @@ def check_that_strangers_are_refused(run):
 
     before = refused(run)
     for garbage in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(1000), b"\xff" * 64):
-        with socket.create_connection((place.hostname, place.port), timeout=10) as stranger:
+        with socket.create_connection((place.hostname, place.port), timeout=END_S) as stranger:
             stranger.sendall(garbage)
     until_refused(run, "disconnects", before)
 
@@ -87,6 +87,9 @@ def check_that_strangers_are_refused(run):
 
 
 def test_workers_join_a_live_run_readers_follow_it_and_strangers_are_refused(run, tmp_path):
+    def said(name):
+        return (tmp_path / f"{name}.out").read_text()
+
     run.start("steps=200", "validation.plays=0")
     run.until_step(1)
     run.until(lambda: (joined(run, "env"), joined(run, "engine")) == (2, 2), "all env workers and engines")
@@ -99,16 +102,15 @@ def test_workers_join_a_live_run_readers_follow_it_and_strangers_are_refused(run
         run.until(lambda: (joined(run, "env"), joined(run, "engine")) == (3, 3), "both guests have joined")
         check_that_strangers_are_refused(run)
         run.until_step(len(run.steps()) + 2)
-        said = {name: (tmp_path / f"{name}.out").read_text() for name in guests}
-        assert all(guest.poll() is None for guest in guests.values()), said
-        assert "joining" in said["env"] and "env-0" in said["logs"]
+        run.until(lambda: "joining" in said("env") and "env-0" in said("logs"), "what the guests say")
+        before = said("logs")
+        assert all(guest.poll() is None for guest in guests.values()), {name: said(name) for name in guests}
 
         subprocess.run(command("cancel", run.directory), check=True, timeout=120, capture_output=True)
         assert run.process.wait(timeout=END_S) == 5
         for name, guest in guests.items():
-            assert guest.wait(timeout=END_S) == 0, (name, (tmp_path / f"{name}.out").read_text())
-        last = (tmp_path / "logs.out").read_text()
-        assert len(last) > len(said["logs"]) and "stopping" in last
+            assert guest.wait(timeout=END_S) == 0, (name, said(name))
+        assert len(said("logs")) > len(before) and "stopping" in said("logs")
 
     status = run.status()
     assert status["state"] == "drained" and status["attempt"] == 1

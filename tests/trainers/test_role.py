@@ -46,6 +46,7 @@ from tests.trainers.plain import PlainTrainer, make_config, make_groups, make_mo
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.trainers.rank", "rollart_hpc.trainers.service", "rollart_hpc.weights.direct"])
 
+PATIENCE_S = 120.0
 M = TypeVar("M", bound=Message)
 
 
@@ -84,14 +85,14 @@ class Run:
         """All ranks; returns rank 0's Hello."""
         hellos = {}
         while len(hellos) < ranks:
-            hello = self.hub.hellos.get(timeout=60.0)
+            hello = self.hub.hellos.get(timeout=PATIENCE_S)
             hellos[hello.name] = hello
         assert [hellos[f"trainer-{rank}"].capacity for rank in range(ranks)] == [1] + [0] * (ranks - 1)
         return hellos["trainer-0"]
 
     def expect(self, kind: type[M]) -> M:
         """The next message of rank 0."""
-        name, message = self.hub.messages.get(timeout=60.0)
+        name, message = self.hub.messages.get(timeout=PATIENCE_S)
         assert name == "trainer-0"
         assert isinstance(message, kind), message
         return message
@@ -141,7 +142,7 @@ def running(path: Path, **config: Any) -> Iterator[Run]:
 
 def codes(processes: list[ForkServerProcess]) -> list[int | None]:
     for process in processes:
-        process.join(60.0)
+        process.join(PATIENCE_S)
     return [process.exitcode for process in processes]
 
 
@@ -198,9 +199,9 @@ def test_two_ranks_send_straight_to_engines(tmp_path: Path) -> None:
         ready = run.expect(TransferReady)
         run.batch(0)  # trains while it sends
         join = TransferJoin(1, 1, 0, 1, 2, ready.host, ready.port)
-        target = DirectTarget(join, deadline_s=60.0)
+        target = DirectTarget(join, deadline_s=PATIENCE_S)
         assert digest((name, tensor.clone()) for name, tensor in target) == hello.digest
-        answers = [run.hub.messages.get(timeout=60.0)[1] for _ in range(4)]
+        answers = [run.hub.messages.get(timeout=PATIENCE_S)[1] for _ in range(4)]
         assert {type(answer) for answer in answers} == {TransferSent, Committed, Published, BatchWanted}
         (committed,) = (answer for answer in answers if isinstance(answer, Committed))
         plain = PlainTrainer(run.config, run.dir.model)

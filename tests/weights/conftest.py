@@ -14,8 +14,9 @@ import pytest
 from rollart_hpc.weights.store import NodeStore
 from rollart_hpc.wire.messages import AnyMessage, Message, WhoAreYou, decode, encode
 
-DEADLINE_S = 2.0
-PATIENCE_S = 60.0
+DEADLINE_S = 30.0
+SHORT_S = 3.0  # a deadline that a test waits for
+PATIENCE_S = 120.0
 
 sys.path.append(str(Path(__file__).parents[2]))  # the children import this package's `peer`
 context = multiprocessing.get_context("forkserver")
@@ -25,12 +26,12 @@ context.set_forkserver_preload(["rollart_hpc.weights.relay"])
 class Peer:
     """A relay process of one node."""
 
-    def __init__(self, root: Path, node: str) -> None:
+    def __init__(self, root: Path, node: str, deadline_s: float) -> None:
         from tests.weights.peer import main
 
-        self.store = NodeStore(root, node)
+        self.store, self.deadline_s = NodeStore(root, node), deadline_s
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=main, args=(theirs, root, node, DEADLINE_S), daemon=True)
+        self.process = context.Process(target=main, args=(theirs, root, node, deadline_s), daemon=True)
         self.process.start()
         theirs.close()
         assert isinstance(self.recv(), WhoAreYou)
@@ -57,10 +58,11 @@ class Peer:
 class Peers:
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.deadline_s = DEADLINE_S
         self._all: list[Peer] = []
 
     def start(self, node: str) -> Peer:
-        self._all.append(Peer(self.root, node))
+        self._all.append(Peer(self.root, node, self.deadline_s))
         return self._all[-1]
 
     def close(self) -> None:

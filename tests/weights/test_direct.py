@@ -16,8 +16,8 @@ from rollart_hpc.weights.groups import TransferError
 from rollart_hpc.wire.messages import Message, TransferFailed, TransferJoin, TransferReady, TransferSent
 
 ID = WeightsId(2, 5)
-DEADLINE_S = 2.0
-PATIENCE_S = 30.0
+DEADLINE_S = 4.0
+PATIENCE_S = 120.0
 
 
 def tensors() -> list[tuple[str, torch.Tensor]]:

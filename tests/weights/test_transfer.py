@@ -23,7 +23,7 @@ from rollart_hpc.wire.messages import (
     TransferSent,
 )
 
-from .conftest import DEADLINE_S, Peer, Peers
+from .conftest import DEADLINE_S, SHORT_S, Peer, Peers
 
 ID = WeightsId(1, 3)
 MEGABYTE = 1 << 20
@@ -61,7 +61,7 @@ def transfer(
     size = 1 + len(targets)
     for rank, target in enumerate(targets, 1):
         target.send(TransferJoin(epoch, *ID, rank, size, rendezvous.host, rendezvous.port))
-    return Sending(rendezvous, size, DEADLINE_S).send(ID, buckets(), lambda: stored.manifest.digest)
+    return Sending(rendezvous, size, targets[0].deadline_s).send(ID, buckets(), lambda: stored.manifest.digest)
 
 
 @pytest.fixture
@@ -102,6 +102,7 @@ def test_a_killed_target_breaks_its_epoch_for_all_and_not_the_next_one(
 def test_a_stopped_target_breaks_its_epoch_within_the_deadline_and_joins_the_next_one(
     peers: Peers, source: NodeStore, bucket: int
 ) -> None:
+    peers.deadline_s = SHORT_S
     other, victim = peers.start("a"), peers.start("b")
     with pytest.raises(TransferError):
         transfer(source, [other, victim], 1, (bucket, lambda: victim.signal(signal.SIGSTOP)))
@@ -166,6 +167,7 @@ def test_relays_pass_on_what_one_of_them_adopted(peers: Peers, source: NodeStore
 
 def test_a_newer_epoch_frees_a_relay_from_an_older_one(peers: Peers, source: NodeStore) -> None:
     """The old epoch waits for a stopped peer; the new one does not wait for the old one's end."""
+    peers.deadline_s = SHORT_S
     target, stuck = peers.start("a"), peers.start("b")
 
     def begin_another() -> None:

@@ -16,8 +16,9 @@ from rollart_hpc.wire.members import Joined, Lost, Members
 from rollart_hpc.wire.messages import AnyMessage, Heartbeat, Hello, Resend, Stop
 
 HEARTBEAT_S = 0.05
-SILENCE_S = 0.6
-PATIENT_SILENCE_S = 2.0  # where a loaded machine must not look like a lost worker
+PATIENCE_S = 120.0
+SILENCE_S = 60.0  # a loaded machine must not look like a lost worker
+SHORT_SILENCE_S = 3.0  # where silence is the point
 
 
 def make_hello(name: str = "env-0", **changes: object) -> Hello:
@@ -55,11 +56,11 @@ class Controller:
             for event in self.members.tick(time.monotonic()):
                 self.events.put(event)
 
-    def event(self, timeout_s: float = 10.0) -> Joined | Lost:
-        return self.events.get(timeout=timeout_s)
+    def event(self) -> Joined | Lost:
+        return self.events.get(timeout=PATIENCE_S)
 
     def counted(self, counter: str, at_least: int = 1) -> int:
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + PATIENCE_S
         while self.hub.counters[counter] < at_least and time.monotonic() < deadline_s:
             time.sleep(0.01)
         return self.hub.counters[counter]

@@ -14,7 +14,7 @@ from rollart_hpc.wire.keys import ClientKeys, new_keys
 from rollart_hpc.wire.link import Link
 from rollart_hpc.wire.members import Joined
 from rollart_hpc.wire.messages import MAX_FRAMES, Refused, Resend, Stop, WhoAreYou, decode, encode
-from tests.wire.star import Controller, make_hello
+from tests.wire.star import PATIENCE_S, Controller, make_hello
 
 
 class Peer:
@@ -41,7 +41,7 @@ class Peer:
 def run_goes_on(controller: Controller) -> None:
     link = Link(controller.address, controller.client, make_hello("good-0"))
     link.send(Resend("still here", 0, 0), b"payload")
-    received = link.recv(10)
+    received = link.recv(PATIENCE_S)
     assert received is not None and received[0] == Stop("still here") and bytes(received[1][0]) == b"payload"
     link.close()
 
@@ -51,7 +51,7 @@ def test_payloads_pass_untouched_and_in_order(controller: Controller) -> None:
     for number in range(200):
         link.send(Resend(str(number), 0, 0), bytes([number]) * number, b"")
     for number in range(200):
-        received = link.recv(10)
+        received = link.recv(PATIENCE_S)
         assert received is not None
         message, frames = received
         assert message == Stop(str(number)) and [bytes(f) for f in frames] == [bytes([number]) * number, b""]

@@ -10,7 +10,9 @@ from pathlib import Path
 from rollart_hpc.wire.keys import load_client
 from rollart_hpc.wire.link import Link
 from rollart_hpc.wire.messages import Resend
-from tests.wire.star import PATIENT_SILENCE_S, make_hello
+from tests.wire.star import PATIENCE_S, SHORT_SILENCE_S, make_hello
+
+BUSY_S = 2 * SHORT_SILENCE_S
 
 
 def main() -> None:
@@ -18,10 +20,10 @@ def main() -> None:
     link = Link(address, load_client(Path(directory)), make_hello(name))
     if deed == "raise":
         raise RuntimeError("a role that dies without closing its link")
-    end_s = time.monotonic() + 5 * PATIENT_SILENCE_S
+    end_s = time.monotonic() + BUSY_S
     while time.monotonic() < end_s:
         if deed == "sleep":
-            time.sleep(5 * PATIENT_SILENCE_S)
+            time.sleep(BUSY_S)
         elif deed == "hash":
             hashlib.pbkdf2_hmac("sha256", b"x", b"y", 500_000)
         elif deed == "loop":
@@ -29,7 +31,7 @@ def main() -> None:
         elif deed == "wait":
             link.recv(1.0)
     link.send(Resend(f"{name} is back", 0, 0))
-    link.recv(20)
+    link.recv(PATIENCE_S)
     link.close("finished")
 
 
