@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from rollart_hpc.config.process import PARENT_VARIABLE
@@ -15,18 +16,20 @@ from rollart_hpc.errors import EXIT_USER, SiteError, UserError
 from rollart_hpc.files import FILE_MODE, disk_errors, point
 from rollart_hpc.launch.command import environment, python
 from rollart_hpc.launch.failures import describe, last_error, quoted_tail
+from rollart_hpc.launch.preloaded import ForkedProcess, NotPreloaded, Preloaded
 
 SAY_EVERY_S = 5.0
+_MODULE = "rollart_hpc.trainers.base_model"
 # It ends with this process, whatever ends this process.
 _MAKE = (
     "import runpy; from rollart_hpc.config.process import end_with_parent; end_with_parent();"
-    "runpy.run_module('rollart_hpc.trainers.base_model', run_name='__main__', alter_sys=True)"
+    f"runpy.run_module('{_MODULE}', run_name='__main__', alter_sys=True)"
 )
 
 Say = Callable[[str], None]
 
 
-def prepare_model(run: RunDir, config: RunConfig, say: Say) -> None:
+def prepare_model(run: RunDir, config: RunConfig, say: Say, preloaded: Preloaded | None = None) -> None:
     if run.model.is_dir():
         return  # a resumed run
     if config.model.kind == "directory":
@@ -34,16 +37,16 @@ def prepare_model(run: RunDir, config: RunConfig, say: Say) -> None:
         return
     say("making the base model")
     began_s = time.monotonic()
-    _make_tiny(run, say)
+    _make_tiny(run, say, preloaded)
     say(f"base model made in {time.monotonic() - began_s:.0f} s")
 
 
-def _make_tiny(run: RunDir, say: Say) -> None:
+def _make_tiny(run: RunDir, say: Say, preloaded: Preloaded | None) -> None:
     log = run.path / "base_model.log"
     with disk_errors(log):
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, FILE_MODE)
     try:
-        code = _run(python("-u", "-c", _MAKE, "--run-dir", str(run.path)), output, say)
+        code = _run(["--run-dir", str(run.path)], output, say, preloaded)
     finally:
         os.close(output)
     if code != 0 or not run.model.is_dir():
@@ -52,22 +55,40 @@ def _make_tiny(run: RunDir, say: Say) -> None:
         raise kind(f"the base model could not be made ({describe(code)}): {said}", f"its log: {log}")
 
 
-def _run(command: list[str], log: int, say: Say) -> int:
+def _run(arguments: list[str], log: int, say: Say, preloaded: Preloaded | None) -> int:
     """What it prints goes to the log and, now and then, to the user."""
-    # One thread: the model is tiny, and threads that wait for each other crawl on a machine that others use too.
-    variables = environment(1) | {PARENT_VARIABLE: str(os.getpid())}
-    said_s = time.monotonic()
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=variables, text=True
-    ) as process:
-        assert process.stdout is not None
+    read, write = os.pipe()
+    with open(read) as printed:
         try:
-            for line in process.stdout:
+            process = _start(arguments, write, log, preloaded)
+        finally:
+            os.close(write)
+        said_s = time.monotonic()
+        try:
+            for line in printed:
                 os.write(log, line.encode())
                 if time.monotonic() - said_s >= SAY_EVERY_S:
                     said_s = time.monotonic()
                     say(f"  {line.strip()}")
         except BaseException:  # Ctrl-C
             process.kill()
+            process.wait()
             raise
-    return process.returncode
+    return process.wait()
+
+
+def _start(
+    arguments: list[str], stdout: int, stderr: int, preloaded: Preloaded | None
+) -> ForkedProcess | subprocess.Popen[bytes]:
+    # One thread: the model is tiny, and threads that wait for each other crawl on a machine that others use too.
+    variables = environment(1)
+    if preloaded is not None:
+        with suppress(NotPreloaded):
+            return preloaded.fork(_MODULE, arguments, variables, stdout, stderr)
+    return subprocess.Popen(
+        python("-u", "-c", _MAKE, *arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=variables | {PARENT_VARIABLE: str(os.getpid())},
+    )

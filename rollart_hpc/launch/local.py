@@ -15,7 +15,9 @@ from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import RollartError, SiteError, UserError
 from rollart_hpc.launch.base_model import prepare_model
 from rollart_hpc.launch.ownership import read_ownership, supervisor_pid, write_ownership
+from rollart_hpc.launch.place import LocalPlace
 from rollart_hpc.launch.plan import make_plan
+from rollart_hpc.launch.preloaded import Preloaded, preloaded_roles
 from rollart_hpc.launch.supervisor import Outcome, Screen, Supervisor
 
 
@@ -43,13 +45,23 @@ def resume_run(run: RunDir, screen: Screen) -> Outcome:
 
 def _carry_out(run: RunDir, config: RunConfig, screen: Screen) -> Outcome:
     write_ownership(run, run.last_attempt(), ())  # from now on this process answers for the run
+    roles = preloaded_roles(config)
+    preloaded = Preloaded(run.path / "preloaded.log") if roles else None
     try:
-        prepare_model(run, config, screen.say)
+        _prepare(run, config, screen, preloaded)
+        return Supervisor(run, config, make_plan(config), screen, LocalPlace(preloaded, roles)).supervise()
+    finally:
+        if preloaded is not None:
+            preloaded.close()
+
+
+def _prepare(run: RunDir, config: RunConfig, screen: Screen, preloaded: Preloaded | None) -> None:
+    try:
+        prepare_model(run, config, screen.say, preloaded)
     except RollartError as error:
         with suppress(RollartError):
             write_ownership(run, run.last_attempt(), (), "failed", error.what)
         raise
-    return Supervisor(run, config, make_plan(config), screen).supervise()
 
 
 def _need_torch() -> None:

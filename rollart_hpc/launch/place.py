@@ -10,10 +10,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Protocol
 
 from rollart_hpc.config.process import PARENT_VARIABLE
-from rollart_hpc.launch.process import Child, Order, end_children, start_child
+from rollart_hpc.launch.preloaded import NotPreloaded, Preloaded
+from rollart_hpc.launch.process import Child, Order, end_children, open_log, start_child
+from rollart_hpc.types import Role
 
 
 class Place(Protocol):
@@ -37,9 +40,15 @@ class Place(Protocol):
 
 
 class LocalPlace:
-    """This machine. The kernel ends every child with its supervisor."""
+    """This machine. The kernel ends every child with its supervisor.
+
+    Roles that `preloaded` has the imports of are forked from it, the others started as commands.
+    """
 
     is_patient = False
+
+    def __init__(self, preloaded: Preloaded | None = None, roles: frozenset[Role] = frozenset()) -> None:
+        self._preloaded, self._roles = preloaded, roles
 
     def left_s(self) -> float:
         return math.inf
@@ -50,7 +59,19 @@ class LocalPlace:
     def start(
         self, order: Order, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()
     ) -> Child:
+        if self._preloaded is not None and order.proc.role in self._roles:
+            with suppress(NotPreloaded):
+                return self._fork(self._preloaded, order, command, environment)
         return start_child(order, command, environment | {PARENT_VARIABLE: str(os.getpid())}, pass_fds)
+
+    def _fork(self, preloaded: Preloaded, order: Order, command: list[str], environment: dict[str, str]) -> Child:
+        module, *arguments = command[command.index("-m") + 1 :]
+        output = open_log(order.log)
+        try:
+            process = preloaded.fork(module, arguments, environment, output, output)
+        finally:
+            os.close(output)
+        return Child(order, process, os.pidfd_open(process.pid))
 
     def end(self, children: Iterable[Child], grace_s: float = 0.0, term_s: float = 0.0) -> dict[str, int]:
         return end_children(children, grace_s, term_s)

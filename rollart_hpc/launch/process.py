@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import FILE_MODE, disk_errors
@@ -35,10 +36,18 @@ class Order:
     incarnation: str = field(default_factory=new_incarnation)
 
 
+class Process(Protocol):
+    """A `subprocess.Popen`, or what stands for one."""
+
+    @property
+    def pid(self) -> int: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
 @dataclass
 class Child:
     order: Order
-    popen: subprocess.Popen[bytes]
+    popen: Process
     pidfd: int
     started_s: float = field(default_factory=time.monotonic)
 
@@ -82,6 +91,11 @@ class Child:
         return code
 
 
+def open_log(path: Path) -> int:
+    with disk_errors(path):
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+
+
 def start_child(
     order: Order,
     command: list[str],
@@ -91,8 +105,7 @@ def start_child(
     kind: type[Child] = Child,
 ) -> Child:
     """Call from the main thread: the kernel ends a child with the thread that started it."""
-    with disk_errors(order.log):
-        output = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+    output = open_log(order.log)
     try:
         popen = subprocess.Popen(
             command,

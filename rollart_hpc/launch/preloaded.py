@@ -1,0 +1,112 @@
+"""The supervisor's side of the preloaded process (`roles.preloaded`), from which roles with torch are forked.
+
+Importing torch and transformers takes every such process some five seconds of CPU; a run on one machine has five of
+them. Forked ones share the imports and most of their memory. Nothing depends on it: a role that can't be forked is
+started as any other.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollart_hpc.config.forking import Fork, Forked, Reap, Reaped, read_answer, write
+from rollart_hpc.config.process import PARENT_VARIABLE
+from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.launch.command import environment, python
+from rollart_hpc.launch.process import open_log
+from rollart_hpc.types import Role
+
+_NVIDIA = Path("/dev/nvidiactl")
+
+
+class NotPreloaded(Exception):
+    """The preloaded process is gone; its log says why."""
+
+
+def preloaded_roles(config: RunConfig) -> frozenset[Role]:
+    """Those that import what the preloaded process has imported. None where they may use a GPU: never tried."""
+    devices = {config.engine.device, config.trainer.device}
+    if "cuda" in devices or (_NVIDIA.exists() and "auto" in devices):
+        return frozenset()
+    roles: dict[Role, bool] = {
+        "engine": config.engine.kind == "torch",
+        "trainer": config.trainer.kind == "fsdp",
+        "relay": True,
+    }
+    return frozenset(role for role, shares in roles.items() if shares)
+
+
+class Preloaded:
+    def __init__(self, log: Path) -> None:
+        """Starts to import at once; the first order waits until that is done."""
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._variables = environment()
+        output = open_log(log)
+        try:
+            self._popen = subprocess.Popen(
+                python("-m", "rollart_hpc.roles.preloaded", str(theirs.fileno())),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self._variables | {PARENT_VARIABLE: str(os.getpid())},
+                start_new_session=True,
+                pass_fds=(theirs.fileno(),),
+            )
+        finally:
+            os.close(output)
+            theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def fork(
+        self, module: str, arguments: list[str], variables: dict[str, str], stdout: int, stderr: int
+    ) -> ForkedProcess:
+        changed = {key: value for key, value in variables.items() if self._variables.get(key) != value}
+        answer = self._ask(Fork(module, arguments, changed), [stdout, stderr])
+        assert isinstance(answer, Forked)
+        return ForkedProcess(answer.pid, self)
+
+    def reap(self, pid: int) -> int:
+        try:
+            answer = self._ask(Reap(pid))
+        except NotPreloaded:
+            return -signal.SIGKILL  # the kernel ended it with the preloaded process
+        assert isinstance(answer, Reaped)
+        return answer.code
+
+    def _ask(self, order: Fork | Reap, descriptors: list[int] | None = None) -> Forked | Reaped:
+        try:
+            socket.send_fds(self._control, [write(order)], descriptors or [])
+            data = self._control.recv(1024)
+        except OSError as error:
+            raise NotPreloaded(str(error)) from None
+        if not data:
+            raise NotPreloaded("it has ended")
+        return read_answer.decode(data)
+
+    def close(self) -> None:
+        """Children that are left end with it."""
+        self._control.close()
+        self._popen.kill()
+        self._popen.wait()
+
+
+@dataclass(frozen=True)
+class ForkedProcess:
+    """As much of a `subprocess.Popen` as is used here; `wait` once only."""
+
+    pid: int
+    server: Preloaded
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self.server.reap(self.pid)

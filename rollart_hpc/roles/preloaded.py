@@ -1,0 +1,94 @@
+"""The process that roles with torch are forked from: what takes seconds to import is imported once, here.
+
+Started by `launch.preloaded` as `python -m rollart_hpc.roles.preloaded FD`; FD is a SEQPACKET socket. Owns no role: a
+child is told what to run, leads a session of its own, ends with this process, and is watched by the supervisor.
+It stays unreaped until the supervisor asks for its exit code, so its id is never somebody else's.
+
+Must not start a thread, run a kernel or touch a GPU: a child could not use them.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import runpy
+import socket
+import sys
+
+from rollart_hpc.config.forking import MAX_ORDER_BYTES, Fork, Forked, Reaped, read_order, write
+from rollart_hpc.config.process import PARENT_VARIABLE, end_with_parent
+
+MODULES = (
+    "rollart_hpc.wire.link",
+    "rollart_hpc.trainers.base_model",  # with the architecture of the model it makes
+    "rollart_hpc.trainers.fsdp",
+    "rollart_hpc.trainers.service",
+    "rollart_hpc.trainers.publish",
+    "rollart_hpc.engines.torch_engine",
+    "rollart_hpc.engines.service",
+    "rollart_hpc.weights.relay",
+    "rollart_hpc.weights.direct",
+)
+
+
+def preload() -> None:
+    for name in MODULES:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # the collector of a child would otherwise touch, and so copy, every page
+
+
+def serve(control: socket.socket) -> None:
+    """Returns in the parent when the supervisor is gone, in a child when its work is done."""
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(control, MAX_ORDER_BYTES, 2)
+        if not data:
+            return
+        order = read_order.decode(data)
+        if isinstance(order, Fork):
+            pid = _fork(control, descriptors)
+            if pid == 0:
+                return _become(order)
+            control.send(write(Forked(pid)))
+        else:
+            _, status = os.waitpid(order.pid, 0)
+            control.send(write(Reaped(os.waitstatus_to_exitcode(status))))
+
+
+def _fork(control: socket.socket, descriptors: list[int]) -> int:
+    """Returns twice, as fork does, and in the parent not before the child leads a session that can be killed."""
+    parent = os.getpid()
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.environ[PARENT_VARIABLE] = str(parent)
+        end_with_parent()
+        os.setsid()
+        control.close()
+        for target, descriptor in zip((1, 2), descriptors):
+            os.dup2(descriptor, target)
+    for descriptor in (*descriptors, write):
+        os.close(descriptor)
+    if pid:
+        os.read(read, 1)  # the child has closed its end
+    os.close(read)
+    return pid
+
+
+def _become(order: Fork) -> None:
+    os.environ.update(order.variables)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.argv = [order.module, *order.arguments]
+    runpy.run_module(order.module, run_name="__main__", alter_sys=True)
+
+
+def main() -> None:
+    end_with_parent()
+    control = socket.socket(fileno=int(sys.argv[1]))
+    preload()
+    serve(control)
+
+
+if __name__ == "__main__":
+    main()
