@@ -36,6 +36,7 @@ pytestmark = pytest.mark.slow
 
 ID = WeightsId(1, 4)
 PATIENCE_S = 120.0
+SILENCE_S = 5.0  # tests wait for it
 
 
 class Cluster:
@@ -47,7 +48,8 @@ class Cluster:
         write_resolved(self.run.config, RunConfig())
         if not (self.run.keys(attempt) / keys.SERVER_FILE).exists():
             keys.make_keys(self.run.keys(attempt))
-        self.controller = Controller(keys.load_server(self.run.keys(attempt)), keys.load_client(self.run.keys(attempt)))
+        directory = self.run.keys(attempt)
+        self.controller = Controller(keys.load_server(directory), keys.load_client(directory), silence_s=SILENCE_S)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, node: str) -> None:
