@@ -11,6 +11,10 @@ from rollart_hpc.config.site import find_option_problems
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FORCED_ALPHA = {"sync": 0, "sync_plus": 0, "one_off": 1}
+_VLLM_RESERVED = (  # set by engines.vllm.settings
+    "model", "skip_tokenizer_init", "load_format", "generation_config", "logprobs_mode", "max_model_len", "seed",
+    "tensor_parallel_size", "worker_extension_cls", "weight_transfer_config",
+)  # fmt: skip
 _ONLY_ROLLART = {"streaming": False, "redundancy": 0, "redundant_groups": 0}  # and what other modes mean by them
 
 
@@ -18,6 +22,7 @@ def find_conflicts(config: RunConfig) -> list[str]:
     """Every reason why this run can't be carried out."""
     found = [*_name(config), *_tasks(config), *_model(config), *_deterministic(config), *_processes(config)]
     found.extend(find_option_problems("job.sbatch", config.job.sbatch))
+    found.extend(_engine(config))
     for name, task in config.tasks.items():
         found.extend(f"tasks.{name}.{problem}" for problem in _task(task))
     return found
@@ -104,6 +109,19 @@ def _processes(config: RunConfig) -> Iterator[str]:
             f"timeouts.silence_s: {timeouts.silence_s:g} would take one late heartbeat for a death; "
             f"must be at least twice heartbeat_s ({timeouts.heartbeat_s:g})"
         )
+
+
+def _engine(config: RunConfig) -> Iterator[str]:
+    if config.engine.kind == "vllm":
+        for name in _VLLM_RESERVED:
+            if name in config.engine.vllm:
+                yield f"engine.vllm.{name}: the run sets this one itself; leave it out"
+        return
+    if config.engine.vllm:
+        yield f"engine.vllm: set, but engine.kind is {config.engine.kind}; write engine.kind: vllm or leave it out"
+    for name, pool in config.pools.items():
+        if pool.tensor_parallel > 1:
+            yield f"pools.{name}.tensor_parallel: {pool.tensor_parallel} needs engine.kind: vllm"
 
 
 def _engines(config: RunConfig, pool: str) -> int:

@@ -12,6 +12,7 @@
       jobs.jsonl                   on a cluster: the jobs of the run and how they ended
       job.sh  slurm/NAME-ID.log    on a cluster: the batch script, and what it prints
       trace.json  report.html  tensorboard/
+      cache/                       what backends compile
 
 Weights in shared memory lie outside: `RunDir.store_root`.
 """
@@ -104,6 +105,11 @@ class RunDir:
     @property
     def report(self) -> Path:
         return self.path / "report.html"
+
+    @property
+    def cache(self) -> Path:
+        """What backends compile and want to find again after a restart."""
+        return self.path / "cache"
 
     @property
     def tensorboard(self) -> Path:

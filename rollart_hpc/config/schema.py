@@ -154,7 +154,8 @@ class TrainerConfig:
 
 @dataclass
 class EngineConfig:
-    kind: str = key("torch", "generation backend", choices=("torch",))
+    kind: str = key("torch", "generation backend", choices=("torch", "vllm"))
+    vllm: dict[str, Any] = key({}, "engine arguments of vLLM, by their names there")
     max_running: int = key(64, "requests generating at once", low=1)
     kv_slots: int = key(128, "trajectories whose KV is kept, running or between turns", low=1)
     max_prefill_tokens: int = key(2048, "prompt tokens of one forward at most", low=1)
@@ -170,7 +171,7 @@ class PoolConfig:
     """The engines of one hardware class."""
 
     engines: int = key(1, "engines in the pool", low=0)
-    tensor_parallel: int = key(1, "GPUs of each engine", low=1)
+    tensor_parallel: int = key(1, "GPUs (on CPU: processes) that one engine is spread over (engine vllm)", low=1)
 
 
 @dataclass

@@ -69,6 +69,7 @@ class Counters:
 
 class Engine(Protocol):
     counters: Counters
+    device: torch.device  # where weights that come in a collective are wanted
 
     def add(self, request: Request) -> bool:
         """Queue a request. False: the prefix is not held here; ask again with `full`."""
@@ -91,3 +92,6 @@ class Engine(Protocol):
         """Take over a full set of weights (Hugging Face names, tied tensors once). Needs `suspend` before it."""
 
     def resume(self) -> None: ...
+
+    def close(self) -> None:
+        """End what it started. Nothing is asked of it afterwards."""

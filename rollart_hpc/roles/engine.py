@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import zlib
+from typing import TYPE_CHECKING
 
 from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.roles.start import Start, connect, run_role
+
+if TYPE_CHECKING:
+    from rollart_hpc.engines.contract import Engine
 
 
 def capacity(config: EngineConfig) -> int:
@@ -16,21 +20,44 @@ def capacity(config: EngineConfig) -> int:
     return max(config.max_running, min(2 * config.max_running, config.kv_slots))
 
 
+def make_engine(start: Start) -> Engine:
+    config = start.config
+    max_len = max(task.max_tokens for task in config.tasks.values())
+    seed = zlib.crc32(f"{config.seed}/{start.name}/{start.incarnation}".encode())
+    if config.engine.kind == "vllm":
+        return _make_vllm(start, max_len, seed)
+    from rollart_hpc.engines.torch_engine import TorchEngine
+
+    return TorchEngine(start.run.model, config.engine, max_len, deterministic=config.deterministic, seed=seed)
+
+
+def _make_vllm(start: Start, max_len: int, seed: int) -> Engine:
+    from rollart_hpc.engines.vllm.engine import VllmEngine
+    from rollart_hpc.engines.vllm.settings import Setup
+    from rollart_hpc.weights.store import NodeStore
+
+    os.umask(0o077)  # what vLLM writes is as private as what we write
+    config, pools = start.config, start.config.pools
+    setup = Setup(
+        model=start.run.model,
+        config=config.engine,
+        max_len=max_len,
+        scratch=start.run.cache,
+        tensor_parallel=pools[start.pool].tensor_parallel if start.pool in pools else 1,
+        deterministic=config.deterministic,
+        seed=seed,
+    )
+    return VllmEngine(setup, NodeStore(start.run.store_root, f"{start.node}.{start.name}"))
+
+
 def main(start: Start) -> None:
     from rollart_hpc.engines.install import Preparer
     from rollart_hpc.engines.service import Service
-    from rollart_hpc.engines.torch_engine import TorchEngine
     from rollart_hpc.weights.store import NodeStore
     from rollart_hpc.wire.wakeup import Wakeup
 
     config = start.config
-    engine = TorchEngine(
-        start.run.model,
-        config.engine,
-        max_len=max(task.max_tokens for task in config.tasks.values()),
-        deterministic=config.deterministic,
-        seed=zlib.crc32(f"{config.seed}/{start.name}/{start.incarnation}".encode()),
-    )
+    engine = make_engine(start)
     wakeup = Wakeup()
     store = NodeStore(start.run.store_root, start.node)
     preparer = Preparer(store, config.weights.deadline_s, engine.device, wakeup.set)
@@ -40,6 +67,7 @@ def main(start: Start) -> None:
         try:
             Service(engine, link, preparer, wakeup, tracer).run()
         finally:
+            engine.close()
             preparer.close()
             link.close()
     if preparer.is_busy():  # in a collective that the end of the run broke: gloo can't be interrupted, nobody waits

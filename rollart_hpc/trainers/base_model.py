@@ -35,6 +35,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
 )
 MAX_LENGTH = 512
+WIDTH, HEAD_DIM, VLLM_HEAD_DIM = 64, 16, 32  # vLLM's CPU kernels know no smaller head than 32
 MAX_TURNS = 64  # of a play: an environment may leave its end to the task's max_turns
 NUM_VOCABULARY_PLAYS = 200
 STEPS, LEARNING_RATE, WARMUP_STEPS = 500, 3e-3, 20
@@ -49,13 +50,18 @@ class Play(NamedTuple):
 
 
 def make_tiny_model(
-    directory: Path, seed: int, environments: Sequence[Any], steps: int = STEPS, log: Callable[[str], None] = print
+    directory: Path,
+    seed: int,
+    environments: Sequence[Any],
+    steps: int = STEPS,
+    log: Callable[[str], None] = print,
+    head_dim: int = HEAD_DIM,
 ) -> None:
     """Fill `directory` with a Hugging Face model. The number of steps, not the clock, says how much it learns."""
     torch.manual_seed(seed)
     torch.set_flush_denormal(True)
     tokenizer = _make_tokenizer(environments)
-    model = _make_model(tokenizer.get_vocab_size())
+    model = _make_model(tokenizer.get_vocab_size(), head_dim)
     _learn_format(model, tokenizer, environments, random.Random(seed), steps, log)
     model.save_pretrained(directory)
     tokenizer.save(str(directory / "tokenizer.json"))
@@ -75,11 +81,13 @@ def _make_tokenizer(environments: Sequence[Any]) -> Tokenizer:
     return tokenizer
 
 
-def _make_model(vocabulary: int) -> Qwen3ForCausalLM:
+def _make_model(vocabulary: int, head_dim: int) -> Qwen3ForCausalLM:
     """At this width the usual initializer_range of 0.02 leaves attention idle for hundreds of steps."""
+    num_heads = WIDTH // head_dim
     config = Qwen3Config(
-        vocab_size=vocabulary, hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=4, head_dim=16, max_position_embeddings=MAX_LENGTH, tie_word_embeddings=True,
+        vocab_size=vocabulary, hidden_size=WIDTH, intermediate_size=192, num_hidden_layers=2, head_dim=head_dim,
+        num_attention_heads=num_heads, num_key_value_heads=num_heads, max_position_embeddings=MAX_LENGTH,
+        tie_word_embeddings=True,
         initializer_range=0.15, pad_token_id=PAD_ID, eos_token_id=END_ID, bos_token_id=None,
     )  # fmt: skip
     return Qwen3ForCausalLM(config)
@@ -181,7 +189,8 @@ def main() -> int:
         return error.exit_code
     scratch = run.model.with_name("model.tmp")
     scratch.mkdir(mode=0o700, exist_ok=True)
-    make_tiny_model(scratch, config.seed, environments)
+    head_dim = VLLM_HEAD_DIM if config.engine.kind == "vllm" else HEAD_DIM
+    make_tiny_model(scratch, config.seed, environments, head_dim=head_dim)
     scratch.rename(run.model)
     return 0
 

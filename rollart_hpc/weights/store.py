@@ -143,6 +143,10 @@ class StoredWeights:
         for index in range(len(self._buckets)):
             self._verify(index)
 
+    def trust(self) -> None:
+        """Don't check again: another process of this node did, on the same bytes."""
+        self._verified.update(range(len(self._buckets)))
+
     def _verify(self, index: int) -> None:
         if index not in self._verified:
             check_bucket(self.manifest.buckets[index], self._buckets[index], str(self.directory / bucket_name(index)))

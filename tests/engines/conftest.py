@@ -31,6 +31,8 @@ def make_model(kind: str, seed: int) -> Any:
     torch.manual_seed(seed)
     if kind == "qwen3":
         return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(head_dim=16, **SIZES)).eval()
+    if kind == "wide":  # heads that vLLM's CPU kernels know
+        return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(head_dim=32, **SIZES)).eval()
     if kind == "windowed":
         config = transformers.Qwen3Config(
             head_dim=16, use_sliding_window=True, sliding_window=9, max_window_layers=1, **SIZES
@@ -78,21 +80,23 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Family:
     return _family("qwen3", tmp_path_factory.mktemp("qwen"))
 
 
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Family:
+    return _family("wide", tmp_path_factory.mktemp("wide"))
+
+
 def _family(kind: str, directory: Path) -> Family:
     models = {version: make_model(kind, seed=version) for version in range(3)}
     models[0].save_pretrained(directory)
     return Family(kind, directory, models)
 
 
-class Driver:
+class Client:
     """An engine with a client that remembers each trajectory's tokens, as an env worker does."""
 
-    def __init__(self, family: Family, **settings: Any) -> None:
-        options = {k: settings.pop(k) for k in ("deterministic", "seed") if k in settings}
-        max_len = settings.pop("max_len", 160)
-        config = EngineConfig(**{"max_running": 8, "kv_slots": 12, "max_prefill_tokens": 64, **settings})
+    def __init__(self, family: Family, engine: Any) -> None:
         self.family = family
-        self.engine = TorchEngine(family.directory, config, max_len, **options)
+        self.engine = engine
         self.tokens: dict[str, Any] = {}
         self.done: dict[int, Finished] = {}
         self.prompts: dict[int, Any] = {}
@@ -142,6 +146,21 @@ class Driver:
     def check(self, request: int, temperature: float = 1.0) -> Finished:
         self.family.check(self.prompts[request], self.done[request], temperature)
         return self.done[request]
+
+
+class Driver(Client):
+    """A client of an engine `torch`."""
+
+    def __init__(self, family: Family, **settings: Any) -> None:
+        options = {k: settings.pop(k) for k in ("deterministic", "seed") if k in settings}
+        max_len = settings.pop("max_len", 160)
+        config = EngineConfig(**{"max_running": 8, "kv_slots": 12, "max_prefill_tokens": 64, **settings})
+        super().__init__(family, TorchEngine(family.directory, config, max_len, **options))
+
+
+@pytest.fixture
+def client() -> Callable[[Family, Any], Client]:
+    return Client
 
 
 @pytest.fixture

@@ -1,0 +1,196 @@
+"""Engine `vllm`: our contract over vLLM. Owns the tokens of each trajectory and how an output becomes `Finished`.
+
+vLLM keeps KV by the content of whole blocks, not by trajectory: a later turn sends its delta to us, we send the whole
+prompt to vLLM, and its prefix cache finds the blocks again. So what is held of a trajectory here is its ids.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rollart_hpc.engines.contract import Counters, Finished, Request
+from rollart_hpc.engines.model import end_ids
+from rollart_hpc.engines.vllm.settings import Setup, set_environment
+from rollart_hpc.types import TokenRecord, WeightsId
+from rollart_hpc.weights.store import NodeStore, StoredWeights
+from rollart_hpc.wire.prefix import prefix_hash
+
+log = logging.getLogger(__name__)
+
+_BUCKET_BYTES = 256 << 20  # of weights that don't lie in shared memory yet
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A request in vLLM."""
+
+    request: Request
+    prompt: NDArray[np.int32]
+    num_rebuilt_tokens: int = 0  # run again because an install dropped their KV
+
+
+class VllmEngine:
+    def __init__(self, setup: Setup, inbox: NodeStore) -> None:
+        """`inbox`: where weights that come as tensors are put, for the workers to map them."""
+        set_environment(setup)
+        from rollart_hpc.engines.vllm.core import VllmCore, sampling
+
+        self._sampling = sampling
+        self.counters = Counters()
+        self.device = torch.device("cpu")  # where incoming weights lie until the workers take them
+        self.weights_id: WeightsId | None = None
+        self._core = VllmCore(setup, self.counters)
+        self._inbox = inbox
+        self._max_len = setup.max_len
+        self._max_held = max(setup.config.kv_slots, setup.config.max_running)
+        self._deterministic = setup.deterministic
+        self._end_ids = end_ids(setup.model)
+        self._held: dict[str, NDArray[np.int32]] = {}  # by last use, oldest first
+        self._live: dict[int, Live] = {}
+        self._ended: list[Finished] = []
+        self._suspended = False
+
+    # --- requests ------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> bool:
+        for live in self._of({request.trajectory}):
+            self.abort(live.request.request)  # superseded: a trajectory has one request at a time
+        prompt = request.new_ids if request.full else self._extended(request)
+        if prompt is None:
+            self.counters.num_prefix_missing += 1
+            return False
+        if not self._is_possible(request, prompt):
+            self._ended.append(Finished(request.request, request.trajectory, "length", TokenRecord.empty(), 0, 0))
+            return True
+        self._hold(request.trajectory, prompt)
+        self._live[request.request] = Live(request, prompt)
+        limit = min(request.max_new_tokens, self._max_len - len(prompt))
+        seed = request.seed if self._deterministic else None
+        self._core.add(
+            request.request, prompt.tolist(), self._sampling(limit, request.temperature, self._end_ids, seed)
+        )
+        return True
+
+    def _extended(self, request: Request) -> NDArray[np.int32] | None:
+        """The whole prompt of a turn that brings its delta only; None: its beginning is not held."""
+        held = self._held.get(request.trajectory)
+        if held is None or len(held) < request.prefix_tokens:
+            return None
+        prefix = held[: request.prefix_tokens]
+        if prefix_hash(prefix) != request.prefix_hash:
+            return None
+        return np.concatenate([prefix, request.new_ids])
+
+    def _is_possible(self, request: Request, prompt: NDArray[np.int32]) -> bool:
+        """False: there is no room for a token or nothing to go on from. The turn then ends empty, as data."""
+        is_known = not len(prompt) or (prompt.min() >= 0 and prompt.max() < self._core.vocabulary)
+        if not is_known:
+            log.error("request %d of %s has ids outside the vocabulary", request.request, request.trajectory)
+        return bool(is_known) and 0 < len(prompt) < self._max_len and request.max_new_tokens > 0
+
+    def abort(self, request: int) -> None:
+        if self._live.pop(request, None) is not None:
+            self._core.abort(request)
+
+    def forget(self, trajectories: Iterable[str]) -> None:
+        gone = set(trajectories)
+        for live in self._of(gone):
+            self.abort(live.request.request)
+        for trajectory in gone:
+            self._held.pop(trajectory, None)
+
+    def busy(self) -> bool:
+        can_run = self.weights_id is not None and not self._suspended
+        return bool(self._ended) or (can_run and bool(self._live))
+
+    def _of(self, trajectories: set[str]) -> list[Live]:
+        return [live for live in self._live.values() if live.request.trajectory in trajectories]
+
+    def _hold(self, trajectory: str, ids: NDArray[np.int32]) -> None:
+        self._held.pop(trajectory, None)
+        self._held[trajectory] = ids
+        if len(self._held) > self._max_held:
+            del self._held[next(iter(self._held))]
+            self.counters.num_evicted += 1
+
+    # --- weights -------------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """vLLM finishes the step it is in; what that sampled carries the old version's number."""
+        self._suspended = True
+        self._core.pause()
+
+    def install(self, named: Iterable[tuple[str, torch.Tensor]], weights_id: WeightsId) -> None:
+        """Weights of the node's store are mapped by the workers; others are put into shared memory first."""
+        assert self._suspended
+        if isinstance(named, StoredWeights):
+            self._take(named, weights_id)
+            return
+        try:
+            self._inbox.write(weights_id, named, _BUCKET_BYTES)
+            self._take(self._inbox.open(weights_id), weights_id)
+        finally:
+            self._inbox.discard(weights_id)
+
+    def _take(self, weights: StoredWeights, weights_id: WeightsId) -> None:
+        self.weights_id = None
+        for live in self._live.values():
+            num_done = self._core.num_done(live.request.request)
+            live.num_rebuilt_tokens += num_done
+            self.counters.num_prefill_tokens += num_done
+        self._core.install(str(weights.directory), weights_id)
+        self.weights_id = weights_id
+
+    def resume(self) -> None:
+        self._suspended = False
+        if self.weights_id is not None:
+            self._core.resume()
+
+    # --- steps ---------------------------------------------------------------------------------
+
+    def step(self) -> list[Finished]:
+        if self._live and self.weights_id is not None and not self._suspended:
+            for output in self._core.step():
+                live = self._live.pop(int(output.request_id), None)
+                if live is not None:
+                    self._ended.append(self._finished(live, output))
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _finished(self, live: Live, output: Any) -> Finished:
+        completion, times = output.outputs[0], output.metrics
+        record = _record(completion)
+        request = live.request
+        self._hold(request.trajectory, np.concatenate([live.prompt, record.ids]))
+        return Finished(
+            request=request.request,
+            trajectory=request.trajectory,
+            finish="stop" if completion.finish_reason == "stop" else "length",
+            record=record,
+            num_prefill_tokens=len(live.prompt) - (output.num_cached_tokens or 0) + live.num_rebuilt_tokens,
+            num_decode_tokens=len(record),
+            queue_s=max(0.0, times.scheduled_ts - times.queued_ts),
+            prefill_s=max(0.0, times.first_token_ts - times.scheduled_ts),
+            decode_s=max(0.0, times.last_token_ts - times.first_token_ts),
+        )
+
+    def close(self) -> None:
+        """End vLLM's processes."""
+        self._core.close()
+        self._inbox.remove()
+
+
+def _record(completion: Any) -> TokenRecord:
+    """vLLM labels spans of tokens with the version that sampled them."""
+    ids = np.asarray(completion.token_ids, np.int32)
+    versions = np.empty(len(ids), np.int32)
+    for span in completion.weight_versions:
+        versions[span.start : span.end] = int(span.version)
+    return TokenRecord(ids, np.asarray(completion.logprobs.logprobs, np.float32), versions)

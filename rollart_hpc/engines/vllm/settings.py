@@ -1,0 +1,122 @@
+"""From our configuration to vLLM's: environment variables and engine arguments. Owns both; starts nothing.
+
+`engine.vllm` in the run file may set any engine argument but the reserved ones, which this package relies on.
+On a CPU the engine core runs inside the engine's process: it starts in seconds and needs a third of the memory.
+On a GPU, and with tensor parallelism, it has processes of its own, so that scheduling overlaps with the forward.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollart_hpc.config.schema import EngineConfig
+
+BACKEND = "rollart"  # the name of our weight transfer in vLLM's registry
+_EXTENSION = "rollart_hpc.engines.vllm.worker.Extension"
+_BLOCK_TOKENS = 16  # of the prefix cache on CPU: vLLM's 128 there would share nothing of short turns
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+_LEAST_KV_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What an engine is started with."""
+
+    model: Path
+    config: EngineConfig
+    max_len: int  # tokens of a trajectory at most
+    scratch: Path  # caches of vLLM and torch go here; private to the run
+    tensor_parallel: int = 1
+    deterministic: bool = False
+    seed: int = 0
+
+    @property
+    def on_cpu(self) -> bool:
+        if self.config.device != "auto":
+            return self.config.device == "cpu"
+        import torch
+
+        return not torch.cuda.is_available()
+
+    @property
+    def in_process(self) -> bool:
+        return self.on_cpu and self.tensor_parallel == 1
+
+
+def set_environment(setup: Setup) -> None:
+    """Before vLLM is imported. What the user has set already stays."""
+    variables = {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_CONFIGURE_LOGGING": "0",  # its log lines go where ours go
+        "VLLM_CACHE_ROOT": str(setup.scratch / "vllm"),
+        "VLLM_CONFIG_ROOT": str(setup.scratch / "vllm"),
+        "TORCHINDUCTOR_CACHE_DIR": str(setup.scratch / "inductor"),
+        "TRITON_CACHE_DIR": str(setup.scratch / "triton"),
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if setup.in_process else "1",
+    }
+    if setup.on_cpu:
+        variables |= {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # processes of a run share the cores
+            "TORCHDYNAMO_DISABLE": "1",  # the first request with log-probs would compile for seconds
+            "VLLM_HOST_IP": "127.0.0.1",
+        }
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+
+
+def arguments(setup: Setup) -> dict[str, Any]:
+    """vLLM's engine arguments: ours, then the user's, then what we rely on."""
+    return _defaults(setup) | dict(setup.config.vllm) | _reserved(setup)
+
+
+def _defaults(setup: Setup) -> dict[str, Any]:
+    config = setup.config
+    running = 1 if setup.deterministic else config.max_running
+    values: dict[str, Any] = {
+        "dtype": config.dtype,
+        "max_num_seqs": running,
+        "max_num_batched_tokens": max(config.max_prefill_tokens, running, setup.max_len),
+        "enable_prefix_caching": not setup.deterministic,
+    }
+    if setup.on_cpu:
+        values |= {
+            "enforce_eager": True,
+            "block_size": _BLOCK_TOKENS,
+            "kv_cache_memory_bytes": _kv_bytes(setup),
+        }
+    return values
+
+
+def _reserved(setup: Setup) -> dict[str, Any]:
+    """`config.rules` names the same keys, so that a run file that sets one is refused before anything starts."""
+    return {
+        "model": str(setup.model),
+        "skip_tokenizer_init": True,  # token ids in, token ids out
+        "load_format": "dummy",  # weights always come from an install
+        "generation_config": "vllm",  # nothing but what a request says
+        "logprobs_mode": "processed_logprobs",  # of the distribution sampled from
+        "max_model_len": setup.max_len,
+        "seed": setup.seed % (1 << 31),
+        "tensor_parallel_size": setup.tensor_parallel,
+        "worker_extension_cls": _EXTENSION,
+        "weight_transfer_config": {"backend": BACKEND},
+    }
+
+
+def _kv_bytes(setup: Setup) -> int:
+    """Room for `kv_slots` trajectories of full length; vLLM would take half of the machine's memory."""
+    model = json.loads((setup.model / "config.json").read_text())
+    heads = int(model["num_attention_heads"])
+    kv_heads = int(model.get("num_key_value_heads") or heads)
+    head_dim = int(model.get("head_dim") or model["hidden_size"] // heads)
+    per_token = 2 * int(model["num_hidden_layers"]) * kv_heads * head_dim * _ITEM_BYTES[setup.config.dtype]
+    blocks = -(-setup.max_len // _BLOCK_TOKENS) + 1
+    return max(_LEAST_KV_BYTES, setup.config.kv_slots * blocks * _BLOCK_TOKENS * per_token // setup.tensor_parallel)
