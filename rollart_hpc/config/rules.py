@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rollart_hpc.config.schema import RunConfig, TaskConfig
 from rollart_hpc.config.site import find_option_problems
+from rollart_hpc.hardware import ENGINE_CLASSES
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FORCED_ALPHA = {"sync": 0, "sync_plus": 0, "one_off": 1}
@@ -22,7 +23,7 @@ def find_conflicts(config: RunConfig) -> list[str]:
     """Every reason why this run can't be carried out."""
     found = [*_name(config), *_tasks(config), *_model(config), *_deterministic(config), *_processes(config)]
     found.extend(find_option_problems("job.sbatch", config.job.sbatch))
-    found.extend(_engine(config))
+    found.extend([*_engine(config), *_split(config)])
     for name, task in config.tasks.items():
         found.extend(f"tasks.{name}.{problem}" for problem in _task(task))
     return found
@@ -34,6 +35,11 @@ def find_oddities(config: RunConfig, flow_was_set: Collection[str]) -> list[str]
     for name, task in config.tasks.items():
         if task.affinity != "any" and _engines(config, task.affinity) == 0:
             found.append(f"tasks.{name}.affinity: pool {task.affinity} has no engines, another pool will serve it")
+        if task.split and not all(_engines(config, pool) for pool in ENGINE_CLASSES):
+            found.append(f"tasks.{name}.split: a pool has no engines, turns will be served as a whole")
+    for name, pool in config.pools.items():
+        if pool.tensor_parallel > 1 and config.engine.kind == "torch":
+            found.append(f"pools.{name}.tensor_parallel: engine torch uses one GPU of the {pool.tensor_parallel}")
     if config.reward.workers == 0:
         found.append(
             "reward.workers: 0: nothing is scored until a reward worker joins (rollart-hpc join RUN_DIR reward)"
@@ -111,6 +117,18 @@ def _processes(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _split(config: RunConfig) -> Iterator[str]:
+    for name in [name for name, task in config.tasks.items() if task.split]:
+        if config.engine.kind != "vllm":
+            yield f"tasks.{name}.split: true needs engine.kind: vllm"
+        if config.mode not in ("areal", "rollart"):
+            yield f"tasks.{name}.split: true needs mode areal or rollart; in {config.mode} engines install when idle"
+        if config.deterministic:
+            yield f"tasks.{name}.split: true decodes from KV made elsewhere; deterministic: true needs false"
+        if len({pool.tensor_parallel for pool in config.pools.values()}) > 1:
+            yield f"tasks.{name}.split: true needs the same tensor_parallel in both pools"
+
+
 def _engine(config: RunConfig) -> Iterator[str]:
     if config.engine.kind == "vllm":
         for name in _VLLM_RESERVED:
@@ -119,9 +137,6 @@ def _engine(config: RunConfig) -> Iterator[str]:
         return
     if config.engine.vllm:
         yield f"engine.vllm: set, but engine.kind is {config.engine.kind}; write engine.kind: vllm or leave it out"
-    for name, pool in config.pools.items():
-        if pool.tensor_parallel > 1:
-            yield f"pools.{name}.tensor_parallel: {pool.tensor_parallel} needs engine.kind: vllm"
 
 
 def _engines(config: RunConfig, pool: str) -> int:

@@ -212,6 +212,11 @@ class RunDir:
         """Where this run's weights lie in shared memory on any node; one directory per node below it."""
         return shared_memory() / f"rollart-{os.getuid()}-{self.run_id}"
 
+    @property
+    def kv_directory(self) -> Path:
+        """Where engines of this machine hand KV to each other."""
+        return self.store_root / "kv"
+
     def remove_store(self) -> None:
         shutil.rmtree(self.store_root, ignore_errors=True)
 

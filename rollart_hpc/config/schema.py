@@ -61,6 +61,7 @@ class TaskConfig:
     name: str = key("", "name of the task")
     weight: float = key(1.0, "share of the task in every batch, relative to the others", low=0)
     affinity: str = key("any", "hardware class that serves its generation", choices=AFFINITIES)
+    split: bool = key(False, "prefill on the compute pool, decode on the bandwidth pool (engine vllm)")
     environment: str = key("", "module:Class, or path/to/file.py:Class relative to the task file")
     params: dict[str, Any] = key({}, "keyword arguments of the environment")
     reward: str = key("", "module:function of the stateless reward, or path/to/file.py:function like that")

@@ -39,6 +39,8 @@ class Request:
     max_new_tokens: int
     temperature: float = 1.0  # 0 = greedy
     seed: int = 0  # used only by a deterministic engine
+    prefill_only: bool = False  # sample nothing, let another engine have the prompt's KV
+    kv: str = ""  # what a prefill elsewhere came to; the prompt is computed here if it is of no use
 
 
 @dataclass(slots=True)
@@ -51,6 +53,7 @@ class Finished:
     record: TokenRecord
     num_prefill_tokens: int  # tokens run through the model besides those sampled in this turn, rebuilt ones included
     num_decode_tokens: int  # tokens sampled
+    kv: str = ""  # of a request that was to prefill only: the `kv` for the engine that decodes
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
@@ -65,6 +68,7 @@ class Counters:
     num_decode_tokens: int = 0
     num_evicted: int = 0
     num_prefix_missing: int = 0
+    num_kv_refused: int = 0  # prompts computed again because other weights had made their KV
 
 
 class Engine(Protocol):

@@ -30,6 +30,7 @@ from rollart_hpc.wire.messages import (
     Generated,
     Install,
     Installed,
+    Prefilled,
     PrefixMissing,
     Stop,
     TransferJoin,
@@ -110,6 +111,8 @@ class Service:
             max_new_tokens=message.max_new_tokens,
             temperature=message.temperature,
             seed=message.seed,
+            prefill_only=message.prefill_only,
+            kv=message.kv,
         )
         if self._engine.add(request):
             self._in_flight.add(request.request)
@@ -118,6 +121,10 @@ class Service:
 
     def _send(self, done: Finished) -> None:
         self._in_flight.discard(done.request)
+        if done.kv:
+            times = done.queue_s, done.prefill_s
+            self._link.send(Prefilled(done.request, done.trajectory, done.kv, done.num_prefill_tokens, *times))
+            return
         message = Generated(
             request=done.request,
             trajectory=done.trajectory,

@@ -70,7 +70,8 @@ class Trajectory:
 
     def wanted(self, env_s: float = 0.0, *, resend: bool = False) -> tuple[TurnWanted, Frame]:
         """The request for the coming turn; with `resend` the present one again, with all tokens."""
-        full = resend or not self._prefix.num_tokens
+        # The engine that prefills a split turn never saw the last answer: it has no prefix to build on.
+        full = resend or self.task.split or not self._prefix.num_tokens
         parts = [part.ids for part in self._samples[-1]] if full else []
         ids: NDArray[np.int32] = np.concatenate([*parts, self._new])
         prefix = PrefixHash() if full else self._prefix

@@ -33,7 +33,7 @@ from rollart_hpc.flow.validate import Validator
 from rollart_hpc.types import WeightsId
 
 # Events that bring a run forward; a retry that fails for ever is none.
-MOVES = (ev.Generated, ev.Ended, ev.Scored, ev.Committed, ev.Installed, ev.Saved)
+MOVES = (ev.Generated, ev.Prefilled, ev.Ended, ev.Scored, ev.Committed, ev.Installed, ev.Saved)
 
 
 class Core:
@@ -62,7 +62,7 @@ class Core:
         self._handlers = {
             ev.Joined: self._joined, ev.Lost: self._lost, ev.Tick: self._tick,
             ev.TurnWanted: self.plays.turn_wanted, ev.Generated: self.plays.generated,
-            ev.PrefixMissing: self.plays.prefix_missing, ev.Ended: self.plays.ended,
+            ev.Prefilled: self.plays.prefilled, ev.PrefixMissing: self.plays.prefix_missing, ev.Ended: self.plays.ended,
             ev.Scored: self.plays.scored, ev.ScoreFailed: self.plays.score_failed,
             ev.BatchWanted: self._batch_wanted, ev.Committed: self._committed, ev.Saved: self._saved,
             ev.Published: self._published, ev.Held: self._held, ev.TransferReady: self._transfer_ready,
@@ -208,7 +208,8 @@ class Core:
         if engine.installing is not None and (self.policy.install_idle or self.policy.direct):
             return False
         validation = self.validator.running
-        if validation is not None and not trajectory.is_training and not trajectory.engine:
+        has_begun = trajectory.engine and trajectory.first_version >= 0
+        if validation is not None and not trajectory.is_training and not has_begun:
             return installed.version >= validation.version
         if installed.version < self._oldest_start(trajectory):
             return False

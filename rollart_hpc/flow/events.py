@@ -48,6 +48,15 @@ class Generated:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefilled:
+    """The first half of a split turn is done."""
+
+    request: int
+    kv: str
+    num_prefill_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PrefixMissing:
     request: int
 
@@ -150,8 +159,8 @@ class Tick:
 
 
 Event = (
-    Joined | Lost | TurnWanted | Generated | PrefixMissing | Ended | Scored | ScoreFailed | BatchWanted | Committed
-    | Saved | Published | Held | TransferReady | TransferFailed | TransferSent | Installed | InstallFailed
+    Joined | Lost | TurnWanted | Generated | Prefilled | PrefixMissing | Ended | Scored | ScoreFailed | BatchWanted
+    | Committed | Saved | Published | Held | TransferReady | TransferFailed | TransferSent | Installed | InstallFailed
     | DrainWanted | Tick
 )  # fmt: skip
 
@@ -196,6 +205,8 @@ class Generate:
     turn: int
     temperature: float
     seed: int
+    prefill_only: bool = False
+    kv: str = ""  # of the prefill that went before
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.policy import Policy
-from rollart_hpc.flow.routing import Router
+from rollart_hpc.flow.routing import Router, Stage
 from rollart_hpc.flow.state import PLAYING, State, Tally, Trajectory, Worker
 
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 10.0
@@ -90,6 +90,7 @@ class Plays:
         if event.turn == 0:
             self.hooks.on_reset(trajectory)
         trajectory.turn = event.turn
+        trajectory.kv = ""
         trajectory.state = State.WAITING
         if self.hooks.on_turn(trajectory) and not self.policy_holds(trajectory):
             self.router.enqueue(trajectory)
@@ -115,6 +116,15 @@ class Plays:
             self._deliver(trajectory, event.request)
         else:
             trajectory.request = event.request
+
+    def prefilled(self, event: ev.Prefilled) -> None:
+        """Half of a split turn: it waits again, now for an engine that decodes."""
+        trajectory = self._take_request(event.request)
+        if trajectory is None:
+            return
+        self.tally.tasks[trajectory.task].prefill_tokens += event.num_prefill_tokens
+        trajectory.kv, trajectory.state = event.kv, State.WAITING
+        self.router.enqueue(trajectory)
 
     def prefix_missing(self, event: ev.PrefixMissing) -> None:
         trajectory = self._take_request(event.request)
@@ -232,6 +242,7 @@ class Plays:
         self.emit(ev.Play(worker.name, t.id, t.issue, t.task, t.seed, t.sample_seed, heat, t.purpose))
 
     def _generate(self, trajectory: Trajectory, engine: Worker) -> None:
+        stage = self.router.stage(trajectory)
         if trajectory.engine != engine.name:
             self._leave_engine(trajectory)
             trajectory.engine = engine.name
@@ -242,7 +253,9 @@ class Plays:
         self.requests[trajectory.request] = trajectory
         heat = self.policy.temperature if trajectory.is_training else self.policy.validation_temperature
         seed = (trajectory.sample_seed * 1_000_003 + trajectory.turn) % (1 << 62)
-        self.emit(ev.Generate(engine.name, trajectory.request, trajectory.id, trajectory.turn, heat, seed))
+        prefill_only, kv = stage is Stage.PREFILL, trajectory.kv if stage is Stage.DECODE else ""
+        t = trajectory
+        self.emit(ev.Generate(engine.name, t.request, t.id, t.turn, heat, seed, prefill_only, kv))
 
     def _deliver(self, trajectory: Trajectory, request: int) -> None:
         trajectory.request, trajectory.state = -1, State.STEPPING

@@ -22,6 +22,7 @@ class TaskPolicy:
     weight: float
     affinity: str = "any"
     group_filter: str = "none"
+    split: bool = False  # prefill on one pool, decode on the other
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def policy_of(config: RunConfig) -> Policy:
     alpha = 0 if is_sync else 1 if mode == "one_off" else flow.alpha
     may_stream = flow.streaming and config.algorithm.estimator == "grpo"
     return Policy(
-        tasks={name: TaskPolicy(t.weight, t.affinity, t.group_filter) for name, t in config.tasks.items()},
+        tasks={name: TaskPolicy(t.weight, t.affinity, t.group_filter, t.split) for name, t in config.tasks.items()},
         steps=config.steps,
         groups_per_step=flow.groups_per_step,
         group_size=flow.group_size,

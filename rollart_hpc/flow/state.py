@@ -41,6 +41,7 @@ class Trajectory:
     env: str = ""
     engine: str = ""  # where its KV lies
     request: int = -1
+    kv: str = ""  # split turns: where the prefilled KV of this turn can be had
     turn: int = 0
     first_version: int = -1  # start_version: that of its first sampled token
     last_version: int = -1
@@ -125,6 +126,8 @@ class Tally:
     staleness: Counter[int] = field(default_factory=Counter)  # of trained trajectories
     fallbacks: int = 0
     stray_requests: int = 0  # outside the task's own pool while that was alive: stays 0
+    split_requests: int = 0  # turns prefilled on one pool and decoded on the other
+    split_fallbacks: int = 0  # turns of split tasks that one engine had to serve alone
     transfers: int = 0
     transfer_failures: int = 0
     installs: int = 0

@@ -72,6 +72,8 @@ class Status(msgspec.Struct):
     staleness: StalenessStatus = msgspec.field(default_factory=StalenessStatus)
     dropped: dict[str, int] = {}
     fallbacks: int = 0  # requests outside their task's pool because that was empty
+    split_requests: int = 0  # turns prefilled on one pool and decoded on the other
+    split_fallbacks: int = 0  # turns of split tasks that one engine had to serve alone
     stray_requests: int = 0  # outside their task's pool while that was alive: stays 0
     workers: dict[str, WorkerStatus] = {}
     weights: WeightsStatus = msgspec.field(default_factory=WeightsStatus)

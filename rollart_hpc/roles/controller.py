@@ -166,7 +166,7 @@ class Controller:
         turn, frames = self.payloads.turns[c.trajectory]
         message = ms.Generate(
             c.request, c.trajectory, turn.prefix_tokens, turn.prefix_hash, turn.full, turn.max_new_tokens,
-            c.temperature, c.seed,
+            c.temperature, c.seed, c.prefill_only, c.kv,
         )  # fmt: skip
         self._send(c.engine, message, *frames)
 

@@ -46,6 +46,7 @@ def _make_vllm(start: Start, max_len: int, seed: int) -> Engine:
         tensor_parallel=pools[start.pool].tensor_parallel if start.pool in pools else 1,
         deterministic=config.deterministic,
         seed=seed,
+        kv_directory=start.run.kv_directory if any(task.split for task in config.tasks.values()) else None,
     )
     return VllmEngine(setup, NodeStore(start.run.store_root, f"{start.node}.{start.name}"))
 

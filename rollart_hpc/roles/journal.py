@@ -195,6 +195,8 @@ class Journal:
             ),
             dropped=dict(tally.dropped),
             fallbacks=tally.fallbacks,
+            split_requests=tally.split_requests,
+            split_fallbacks=tally.split_fallbacks,
             stray_requests=tally.stray_requests,
             workers=self._workers(),
             weights=self._weights(),

@@ -29,6 +29,8 @@ def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | Non
             return ev.TurnWanted(m.trajectory, m.issue, m.turn)
         case ms.Generated():
             return _generated(m, frames)
+        case ms.Prefilled():
+            return ev.Prefilled(m.request, m.kv, m.num_prefill_tokens)
         case ms.PrefixMissing():
             return ev.PrefixMissing(m.request)
         case ms.Ended():

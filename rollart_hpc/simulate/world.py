@@ -203,6 +203,8 @@ class World:
             if engine.life == life and engine.installed is not None and engine.is_alive:
                 if self.random.random() < 0.02:
                     self.feed(ev.PrefixMissing(c.request))
+                elif c.prefill_only:
+                    self.feed(ev.Prefilled(c.request, f"{first}", 10))
                 else:
                     self.feed(ev.Generated(c.request, first, max(first, engine.installed.version), 10, 5))
 

@@ -169,6 +169,8 @@ class Generate(Message):
     max_new_tokens: int
     temperature: float
     seed: int  # used only if the run is deterministic
+    prefill_only: bool = False  # answered with Prefilled
+    kv: str = ""  # from Prefilled: KV of the prompt, made by another engine
 
 
 class Abort(Message):
@@ -185,6 +187,17 @@ class Forget(Message):
 
 class PrefixMissing(Message):
     request: int
+
+
+class Prefilled(Message):
+    """engine -> controller: the KV of this prompt can be had by the engine that decodes it."""
+
+    request: int
+    trajectory: str
+    kv: str
+    num_prefill_tokens: int
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
 
 
 class Generated(Message):
@@ -371,7 +384,7 @@ class Saved(Message):
 AnyMessage = Union[
     Hello, Welcome, Refused, WhoAreYou, Heartbeat, HeartbeatAck, Bye, Stop, Exited, Drain,
     Play, Cancel, TurnWanted, Resend, Ended,
-    Generate, Abort, Forget, PrefixMissing, Generated,
+    Generate, Abort, Forget, PrefixMissing, Prefilled, Generated,
     Published, Adopt, Held, TransferOffer, TransferReady, TransferJoin, TransferFailed, TransferSent,
     Install, Installed, InstallFailed,
     ScoreWanted, Scored, ScoreFailed,

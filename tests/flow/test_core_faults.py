@@ -109,6 +109,8 @@ def make_world(mode: str, seed: int, failure_rate: float, direct: bool, plays: i
         quarantine_after=1000,
         **MODES[mode],
     )
+    if not policy.install_idle and rng.random() < 0.5:
+        policy.tasks["c"] = TaskPolicy(0.5, split=True)
     if policy.group_size == 1:
         policy.tasks["b"] = TaskPolicy(2.0, "bandwidth")
     world = World(

@@ -125,7 +125,14 @@ def engine_args(setup: Setup) -> EngineArgs:
         raise UserError(f"engine.vllm: vLLM refuses its arguments: {error}", "correct the run file") from None
 
 
-def sampling(max_tokens: int, temperature: float, end_ids: list[int], seed: int | None) -> SamplingParams:
+def sampling(
+    max_tokens: int,
+    temperature: float,
+    end_ids: list[int],
+    seed: int | None = None,
+    kv: dict[str, Any] | None = None,
+) -> SamplingParams:
+    """`kv`: vLLM's kv_transfer_params."""
     return SamplingParams(
         temperature=temperature,
         max_tokens=max_tokens,
@@ -136,4 +143,5 @@ def sampling(max_tokens: int, temperature: float, end_ids: list[int], seed: int 
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
         seed=seed,
+        extra_args={"kv_transfer_params": kv} if kv else None,
     )

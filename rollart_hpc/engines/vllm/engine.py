@@ -7,6 +7,8 @@ prompt to vLLM, and its prefix cache finds the blocks again. So what is held of 
 from __future__ import annotations
 
 import logging
+import secrets
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +19,8 @@ from numpy.typing import NDArray
 
 from rollart_hpc.engines.contract import Counters, Finished, Request
 from rollart_hpc.engines.model import end_ids
-from rollart_hpc.engines.vllm.settings import Setup, set_environment
+from rollart_hpc.engines.vllm.handles import Handle, remove_kv, usable_params
+from rollart_hpc.engines.vllm.settings import Setup, prefill_params, set_environment
 from rollart_hpc.types import TokenRecord, WeightsId
 from rollart_hpc.weights.store import NodeStore, StoredWeights
 from rollart_hpc.wire.prefix import prefix_hash
@@ -33,6 +36,8 @@ class Live:
 
     request: Request
     prompt: NDArray[np.int32]
+    key: str = ""  # under which its KV is handed on
+    takes_kv: bool = False
     num_rebuilt_tokens: int = 0  # run again because an install dropped their KV
 
 
@@ -46,6 +51,9 @@ class VllmEngine:
         self.counters = Counters()
         self.device = torch.device("cpu")  # where incoming weights lie until the workers take them
         self.weights_id: WeightsId | None = None
+        self._setup = setup
+        if setup.kv_directory is not None:
+            setup.kv_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._core = VllmCore(setup, self.counters)
         self._inbox = inbox
         self._max_len = setup.max_len
@@ -56,6 +64,7 @@ class VllmEngine:
         self._live: dict[int, Live] = {}
         self._ended: list[Finished] = []
         self._suspended = False
+        self._handed: deque[str] = deque()  # keys of KV made for others
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -70,13 +79,29 @@ class VllmEngine:
             self._ended.append(Finished(request.request, request.trajectory, "length", TokenRecord.empty(), 0, 0))
             return True
         self._hold(request.trajectory, prompt)
-        self._live[request.request] = Live(request, prompt)
-        limit = min(request.max_new_tokens, self._max_len - len(prompt))
-        seed = request.seed if self._deterministic else None
-        self._core.add(
-            request.request, prompt.tolist(), self._sampling(limit, request.temperature, self._end_ids, seed)
-        )
+        self._live[request.request] = live = Live(request, prompt)
+        self._start(live)
         return True
+
+    def _start(self, live: Live) -> None:
+        request = live.request
+        limit = 1 if request.prefill_only else min(request.max_new_tokens, self._max_len - len(live.prompt))
+        seed = request.seed if self._deterministic else None
+        params = self._sampling(limit, request.temperature, self._end_ids, seed, self._kv_params(live))
+        self._core.add(request.request, live.prompt.tolist(), params)
+
+    def _kv_params(self, live: Live) -> dict[str, Any] | None:
+        request = live.request
+        live.takes_kv = False
+        if request.prefill_only and self._setup.kv_directory is not None:
+            live.key = secrets.token_hex(16)
+            return prefill_params(self._setup, live.key)
+        if not request.kv:
+            return None
+        params = usable_params(request.kv, self.weights_id)
+        live.takes_kv = params is not None
+        self.counters.num_kv_refused += params is None
+        return params
 
     def _extended(self, request: Request) -> NDArray[np.int32] | None:
         """The whole prompt of a turn that brings its delta only; None: its beginning is not held."""
@@ -141,12 +166,18 @@ class VllmEngine:
 
     def _take(self, weights: StoredWeights, weights_id: WeightsId) -> None:
         self.weights_id = None
+        waiting: list[Live] = []  # for KV of the old weights
         for live in self._live.values():
             num_done = self._core.num_done(live.request.request)
             live.num_rebuilt_tokens += num_done
             self.counters.num_prefill_tokens += num_done
+            if live.takes_kv and not num_done:
+                waiting.append(live)
         self._core.install(str(weights.directory), weights_id)
         self.weights_id = weights_id
+        for live in waiting:
+            self._core.abort(live.request.request)
+            self._start(live)
 
     def resume(self) -> None:
         self._suspended = False
@@ -168,6 +199,8 @@ class VllmEngine:
         completion, times = output.outputs[0], output.metrics
         record = _record(completion)
         request = live.request
+        if request.prefill_only:
+            return self._prefilled(live, output, int(record.versions[0]))
         self._hold(request.trajectory, np.concatenate([live.prompt, record.ids]))
         return Finished(
             request=request.request,
@@ -180,6 +213,30 @@ class VllmEngine:
             prefill_s=max(0.0, times.first_token_ts - times.scheduled_ts),
             decode_s=max(0.0, times.last_token_ts - times.first_token_ts),
         )
+
+    def _prefilled(self, live: Live, output: Any, version: int) -> Finished:
+        """The token that vLLM sampled is left out: the engine that decodes samples it under its own weights."""
+        request, times = live.request, output.metrics
+        assert self.weights_id is not None
+        handle = Handle(self.weights_id.attempt, version, output.kv_transfer_params or {})
+        self._hand_on(live.key)
+        return Finished(
+            request=request.request,
+            trajectory=request.trajectory,
+            finish="length",
+            record=TokenRecord.empty(),
+            num_prefill_tokens=len(live.prompt) - (output.num_cached_tokens or 0) + live.num_rebuilt_tokens,
+            num_decode_tokens=0,
+            kv=handle.encode(),
+            queue_s=max(0.0, times.scheduled_ts - times.queued_ts),
+            prefill_s=max(0.0, times.first_token_ts - times.scheduled_ts),
+        )
+
+    def _hand_on(self, key: str) -> None:
+        """Files of prompts that nobody came for must not pile up: the oldest go."""
+        self._handed.append(key)
+        if len(self._handed) > self._max_held and self._setup.kv_directory is not None:
+            remove_kv(self._setup.kv_directory, [self._handed.popleft()])
 
     def close(self) -> None:
         """End vLLM's processes."""

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rollart_hpc.config.process import OFFLINE
 from rollart_hpc.config.schema import EngineConfig
 
 BACKEND = "rollart"  # the name of our weight transfer in vLLM's registry
 _EXTENSION = "rollart_hpc.engines.vllm.worker.Extension"
-_BLOCK_TOKENS = 16  # of the prefix cache on CPU: vLLM's 128 there would share nothing of short turns
+_BLOCK_TOKENS = 32  # of the prefix cache on CPU: vLLM's 128 there would share nothing of short turns
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _LEAST_KV_BYTES = 64 << 20
 
@@ -33,6 +34,7 @@ class Setup:
     tensor_parallel: int = 1
     deterministic: bool = False
     seed: int = 0
+    kv_directory: Path | None = None  # split turns: where KV changes hands on CPU machines; None = no split turns
 
     @property
     def on_cpu(self) -> bool:
@@ -49,11 +51,7 @@ class Setup:
 
 def set_environment(setup: Setup) -> None:
     """Before vLLM is imported. What the user has set already stays."""
-    variables = {
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
+    variables = OFFLINE | {
         "VLLM_CONFIGURE_LOGGING": "0",  # its log lines go where ours go
         "VLLM_CACHE_ROOT": str(setup.scratch / "vllm"),
         "VLLM_CONFIG_ROOT": str(setup.scratch / "vllm"),
@@ -95,9 +93,39 @@ def _defaults(setup: Setup) -> dict[str, Any]:
     return values
 
 
+def kv_transfer(setup: Setup) -> dict[str, Any]:
+    """Every engine may prefill for others and decode what others prefilled; KV that does not come is computed.
+
+    NIXL: written from vLLM's documentation (disaggregated prefill with NixlConnector); has not been run on GPUs.
+    """
+    common = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+    if not setup.on_cpu:
+        return common | {"kv_connector": "NixlConnector"}
+    return common | {
+        "kv_connector": "KvFiles",
+        "kv_connector_module_path": "rollart_hpc.engines.vllm.kv_files",
+        "kv_connector_extra_config": {"directory": str(setup.kv_directory)},
+    }
+
+
+def prefill_params(setup: Setup, key: str) -> dict[str, Any]:
+    """What a request says to have its KV handed on."""
+    if setup.on_cpu:
+        return {"save": key}
+    return {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_engine_id": None,
+        "remote_block_ids": None,
+        "remote_host": None,
+        "remote_port": None,
+    }
+
+
 def _reserved(setup: Setup) -> dict[str, Any]:
     """`config.rules` names the same keys, so that a run file that sets one is refused before anything starts."""
-    return {
+    split = {} if setup.kv_directory is None else {"kv_transfer_config": kv_transfer(setup)}
+    return split | {
         "model": str(setup.model),
         "skip_tokenizer_init": True,  # token ids in, token ids out
         "load_format": "dummy",  # weights always come from an install
