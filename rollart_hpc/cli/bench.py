@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from rollart_hpc.bench import engine as bench_engine
 from rollart_hpc.bench import modes as bench
 from rollart_hpc.config.schema import MODES
 
@@ -15,4 +16,11 @@ def modes(args: argparse.Namespace) -> int:
     print(f"{num_runs} runs of {settings.steps} steps each, one after the other", file=sys.stderr)
     rows = bench.bench_modes(settings, lambda text: print(text, file=sys.stderr, flush=True))
     print(bench.as_json(settings, rows) if args.json else bench.table(rows))
+    return 0
+
+
+def engine(args: argparse.Namespace) -> int:
+    settings = bench_engine.Settings(args.engine, args.model, args.batch, args.prompt, args.new, args.pairs)
+    result = bench_engine.bench_engine(settings, lambda text: print(text, file=sys.stderr, flush=True))
+    print(result.as_json() if args.json else result.as_text())
     return 0

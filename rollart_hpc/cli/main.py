@@ -120,6 +120,14 @@ def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     modes.add_argument("--repeats", type=int, default=1, help="runs of each mode and spread")
     modes.add_argument("--model", type=Path, help="base model to begin from; made once for all runs if not given")
     modes.add_argument("--json", action="store_true", help="machine-readable")
+    engine = _add(kinds, "engine", "rollart_hpc.cli.bench:engine", "our engine against its backend driven directly")
+    engine.add_argument("--engine", choices=("vllm", "torch"), default="vllm", help="default: vllm")
+    engine.add_argument("--model", type=Path, help="Hugging Face directory; default: the tiny model")
+    engine.add_argument("--batch", type=int, default=16, help="requests at once")
+    engine.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
+    engine.add_argument("--new", type=int, default=64, help="tokens of an answer")
+    engine.add_argument("--pairs", type=int, default=5, help="interleaved pairs; their median counts")
+    engine.add_argument("--json", action="store_true", help="machine-readable")
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:

@@ -23,7 +23,7 @@ def scratch(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def engine(wide, scratch):
+def engine(wide, scratch, own_environment):
     from rollart_hpc.engines.vllm.engine import VllmEngine
 
     config = EngineConfig(kind="vllm", max_running=8, kv_slots=12, max_prefill_tokens=64, device="cpu")

@@ -400,3 +400,50 @@ def test_a_pool_whose_first_engine_is_yet_to_come_is_waited_for():
     scene.do(ev.Joined("engine-c", "engine", pool="compute", capacity=9), ev.Installed("engine-c", WeightsId(1, 0)))
     assert [c.engine for c in scene.take(ev.Generate)] == ["engine-c"]
     assert scene.core.tally.fallbacks == 0
+
+
+# --- split turns -------------------------------------------------------------------------------
+
+SPLIT = {"a": TaskPolicy(1.0, "compute", split=True)}
+
+
+def wanted(scene: Scene, play: ev.Play) -> ev.Generate:
+    (request,) = [c for c in scene.do(ev.TurnWanted(play.trajectory, play.issue, 0)) if isinstance(c, ev.Generate)]
+    return request
+
+
+def test_a_split_turn_is_prefilled_in_one_pool_and_decoded_in_the_other():
+    scene = Scene(tasks=SPLIT)
+    play = scene.groups()[0][0]
+    prefill = wanted(scene, play)
+    assert (prefill.engine, prefill.prefill_only, prefill.kv) == ("engine-c", True, "")
+    (decode,) = [c for c in scene.do(ev.Prefilled(prefill.request, "handle", 7)) if isinstance(c, ev.Generate)]
+    assert (decode.engine, decode.prefill_only, decode.kv) == ("engine-b", False, "handle")
+    (answer,) = [c for c in scene.do(ev.Generated(decode.request, 0, 0, 1, 3)) if isinstance(c, ev.Deliver)]
+    assert answer.trajectory == play.trajectory
+    tally = scene.core.tally
+    assert (tally.split_requests, tally.split_fallbacks, tally.fallbacks, tally.stray_requests) == (1, 0, 0, 0)
+    assert tally.tasks["a"].prefill_tokens == 8
+    again = wanted(scene, play)  # the next turn begins with a prefill
+    assert again.prefill_only
+
+
+def test_without_one_of_its_pools_a_split_turn_is_served_as_a_whole():
+    scene = Scene(tasks=SPLIT)
+    play, other = scene.groups()[0][:2]
+    prefill = wanted(scene, play)
+    scene.do(ev.Lost("engine-b"))
+    (whole,) = [c for c in scene.do(ev.Prefilled(prefill.request, "handle")) if isinstance(c, ev.Generate)]
+    assert (whole.engine, whole.prefill_only, whole.kv) == ("engine-c", False, "")
+    assert not wanted(scene, other).prefill_only
+    assert scene.core.tally.split_fallbacks == 2 and scene.core.tally.split_requests == 0
+
+
+def test_a_prefill_that_is_lost_is_asked_for_again():
+    scene = Scene(engines=(("engine-c", "compute"), ("engine-d", "compute"), ("engine-b", "bandwidth")), tasks=SPLIT)
+    play = scene.groups()[0][0]
+    prefill = wanted(scene, play)
+    (ask,) = [c for c in scene.do(ev.Lost(prefill.engine)) if isinstance(c, ev.AskAgain)]
+    assert ask.trajectory == play.trajectory
+    assert scene.do(ev.Prefilled(prefill.request, "late")) == []
+    assert wanted(scene, play).prefill_only

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from vllm import SamplingParams
+from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 from vllm.engine.arg_utils import EngineArgs
 from vllm.inputs import TokensPrompt
 from vllm.outputs import RequestOutput
@@ -49,6 +50,7 @@ class VllmCore:
     def __init__(self, setup: Setup, counters: Counters) -> None:
         logging.getLogger("vllm").setLevel(logging.WARNING)
         threads = torch.get_num_threads()
+        self._owns_group = setup.in_process and not torch.distributed.is_initialized()
         config = engine_args(setup).create_engine_config(UsageContext.ENGINE_CONTEXT)
         self._llm: Any = LLMEngine(
             config, Executor.get_class(config), log_stats=True, multiprocess_mode=not setup.in_process
@@ -104,6 +106,10 @@ class VllmCore:
 
     def close(self) -> None:
         self._core.shutdown()
+        if self._in_process:
+            destroy_model_parallel()
+        if self._owns_group:
+            destroy_distributed_environment()
 
     def _utility(self, method: str, *args: Any) -> None:
         if self._in_process:

@@ -58,7 +58,6 @@ def set_environment(setup: Setup) -> None:
         "TORCHINDUCTOR_CACHE_DIR": str(setup.scratch / "inductor"),
         "TRITON_CACHE_DIR": str(setup.scratch / "triton"),
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if setup.in_process else "1",
     }
     if setup.on_cpu:
         variables |= {
@@ -68,6 +67,12 @@ def set_environment(setup: Setup) -> None:
         }
     for name, value in variables.items():
         os.environ.setdefault(name, value)
+    use_processes(not setup.in_process)
+
+
+def use_processes(is_wanted: bool) -> None:
+    """Whether vLLM's workers get processes of their own."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(is_wanted))
 
 
 def arguments(setup: Setup) -> dict[str, Any]:
