@@ -168,6 +168,15 @@ def test_weights_of_the_node_are_mapped_and_others_go_through_shared_memory(vllm
     assert NodeStore(scratch / "store", "inbox").versions() == []
 
 
+def test_weights_that_lack_a_tensor_are_not_taken_for_whole(vllm, wide):
+    """It comes last: the engine is of no use afterwards, and its process would end."""
+    vllm.engine.suspend()
+    with pytest.raises(Exception, match="did not come with weights"):
+        vllm.engine.install(wide.named(1)[:-2], WeightsId(1, 1))
+    vllm.engine.resume()
+    assert vllm.engine.weights_id is None and not vllm.engine.busy()
+
+
 def test_the_users_arguments_win_over_defaults_only(wide, scratch):
     config = EngineConfig(kind="vllm", device="cpu", vllm={"block_size": 32, "seed": 9})
     chosen = arguments(Setup(wide.directory, config, max_len=100, scratch=scratch, seed=4))

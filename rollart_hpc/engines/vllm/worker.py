@@ -6,6 +6,7 @@ vLLM's factory. A worker maps the buckets itself: only their path and version go
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from rollart_hpc.engines.vllm.settings import BACKEND
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.store import StoredWeights
+
+
+_TIED = {"lm_head.weight"}
+# It warns of layers that get no weights at every install, also of those that have none: we check by name.
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 
 class Extension:
@@ -51,6 +57,7 @@ class StoreTransfer(WeightTransferEngine[NoInit, StoredVersion]):
 
     def start_weight_update(self) -> None:
         """Layer by layer: kernels may keep weights in a form of their own (on CPU they are packed)."""
+        self._expected = {name for name, _ in self.model.named_parameters()}
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -63,7 +70,11 @@ class StoreTransfer(WeightTransferEngine[NoInit, StoredVersion]):
         weights_id = WeightsId(update_info.attempt, update_info.version)
         weights = StoredWeights(Path(update_info.directory), weights_id)
         weights.trust()
-        self.model.load_weights(iter(weights))  # type: ignore[operator]
+        loaded = self.model.load_weights(iter(weights))  # type: ignore[operator]
+        wanted = self._expected - _TIED if _is_tied(self.model) else self._expected
+        if loaded is not None and not wanted <= loaded:
+            names = sorted(wanted - loaded)
+            raise RuntimeError(f"{len(names)} tensors did not come with weights {weights_id}: {names[:3]}")
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -75,12 +86,13 @@ class StoreTransfer(WeightTransferEngine[NoInit, StoredVersion]):
 
 def _pack_tied_head(model: Any) -> None:
     """A head tied to the embeddings gets no weights of its own, but on a CPU it multiplies by a packed copy."""
-    config = getattr(model, "config", None)
     head = getattr(model, "lm_head", None)
-    if head is None or not getattr(config, "tie_word_embeddings", False):
-        return
-    if next(model.parameters()).device.type == "cpu":
+    if head is not None and _is_tied(model) and next(model.parameters()).device.type == "cpu":
         head.quant_method.process_weights_after_loading(head)
+
+
+def _is_tied(model: Any) -> bool:
+    return bool(getattr(getattr(model, "config", None), "tie_word_embeddings", False))
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, StoreTransfer)
