@@ -24,7 +24,6 @@ from rollart_hpc.engines.vllm.settings import BACKEND
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.store import StoredWeights
 
-
 _TIED = {"lm_head.weight"}
 # It warns of layers that get no weights at every install, also of those that have none: we check by name.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
