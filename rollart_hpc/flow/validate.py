@@ -21,6 +21,7 @@ class TaskScore:
     turns: int = 0
     lowest_version: int = -1
     highest_version: int = -1
+    each: list[tuple[int, float, bool]] = field(default_factory=list)  # seed, reward and success of every play
 
     @property
     def success(self) -> float:
@@ -35,6 +36,7 @@ class TaskScore:
         self.successes += trajectory.success
         self.reward_sum += trajectory.reward
         self.turns += trajectory.turn
+        self.each.append((trajectory.seed, trajectory.reward, trajectory.success))
         if trajectory.first_version >= 0:
             low, high = self.lowest_version, trajectory.first_version
             self.lowest_version = high if low < 0 else min(low, high)

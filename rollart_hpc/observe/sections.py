@@ -11,6 +11,7 @@ from typing import Any
 from rollart_hpc.observe import lanes
 from rollart_hpc.observe.charts import Axis, Series, Stack, bars, columns, line_chart, nothing, number, thin
 from rollart_hpc.observe.page import card, fold, section, table
+from rollart_hpc.observe.paired import paired
 from rollart_hpc.observe.phases import start_phases
 from rollart_hpc.observe.status import Status
 from rollart_hpc.observe.timeline import Span
@@ -85,7 +86,21 @@ def scores(run: Run) -> str:
     marks = _marks(run)
     chart = line_chart(sorting, x_title="policy version", y_limits=(0.0, 1.0), marks=marks)
     sub = f"success in validation on held-out seeds, {plays} plays each"
-    return section("Score per task", sub + ("; red: a worker was lost or the run restored" if marks else ""), chart)
+    sub += "; red: a worker was lost or the run restored" if marks else ""
+    return section("Score per task", sub, chart + _changes(run))
+
+
+def _changes(run: Run) -> str:
+    """Reward in the first and the last validation, seed by seed."""
+    rows = []
+    for task in run.tasks:
+        own = [v for v in run.validations if v.get("task") == task]
+        change = paired(own[0], own[-1]) if len(own) > 1 else None
+        if change is not None and change.plays > 1:
+            gap = f"{change.difference:+.3f} ± {change.standard_error:.3f}"
+            rows.append([task, str(change.plays), f"{change.before:.3f}", f"{change.after:.3f}", gap])
+    heads = ["task", "same seeds", "reward first", "reward last", "paired difference ± standard error"]
+    return table(heads, rows) if rows else ""
 
 
 def _has(line: dict[str, Any], task: str, key: str) -> bool:

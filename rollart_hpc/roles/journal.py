@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
+from typing import Any
 
 import msgspec
 
@@ -127,6 +128,7 @@ class Journal:
                 "reward": score.reward,
                 "turns": score.turns / max(score.plays, 1),
                 "versions": [score.lowest_version, score.highest_version],
+                "each": _columns(sorted(score.each), "seed", "reward", "success"),
             }
             self.metrics.validation(line)
             self.board.validation(line)
@@ -245,6 +247,10 @@ class Journal:
 
     def _generated_tokens(self) -> int:
         return sum(task.decode_tokens for task in self.core.tally.tasks.values())
+
+
+def _columns(rows: list[tuple[Any, ...]], *names: str) -> dict[str, list[Any]]:
+    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
 
 def _staleness(record: ev.RecordStep) -> Counter[int]:

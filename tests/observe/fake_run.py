@@ -57,7 +57,12 @@ def _validate(log: MetricsLog, version: int, time_s: float, rng: random.Random) 
     for task in TASKS:
         success = _success(task, version, rng)
         log.validation({"version": version, "time_s": time_s, "task": task, "plays": 128, "success": success,
-                        "reward": success, "versions": [version, version]})  # fmt: skip
+                        "reward": success, "versions": [version, version], "each": _each(success)})  # fmt: skip
+
+
+def _each(success: float) -> dict[str, list[float]]:
+    hits = [index < 128 * success for index in range(128)]
+    return {"seed": [2 * i + 1 for i in range(128)], "reward": [float(hit) for hit in hits], "success": hits}
 
 
 def _step(step: int, time_s: float, seconds: tuple[float, float, float], rng: random.Random) -> dict[str, Any]:

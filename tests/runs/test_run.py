@@ -48,6 +48,13 @@ def test_a_run_trains_all_its_steps_and_leaves_nothing_running(run):
     lines = ledger.read(run.directory / "ledger.jsonl")
     assert len(lines) == 4 and not ledger.problems(lines, group_size=2, alpha=1)
     assert max(line["metrics"]["logprob_gap_max"] for line in run.steps()) < 1e-4
+    first, last = (
+        next(line for line in lines if line["task"] == "sorting" and line["version"] == version)
+        for lines in [[line for line in run.lines("metrics.jsonl") if line["kind"] == "validation"]]
+        for version in (0, 4)
+    )
+    assert first["each"]["seed"] == last["each"]["seed"] and len(set(first["each"]["seed"])) == first["plays"] == 4
+    assert sum(last["each"]["reward"]) / 4 == pytest.approx(last["reward"])
     check_private(run.directory)
 
 

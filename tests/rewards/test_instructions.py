@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from rollart_hpc.rewards.contract import Score, Transcript
+from rollart_hpc.rewards.instructions import followed
+
+ITEMS = ["fish", "salt", "moon"]
+
+
+def score(response: str, **params: float) -> Score:
+    return followed(Transcript("instructions", [("...", response)], {"kind": "reverse", "items": ITEMS}), **params)
+
+
+@pytest.mark.parametrize("response", ["fish, salt, moon", "fish,salt,moon", " fish , salt , moon\n"])
+def test_the_list_and_nothing_else_succeeds(response: str) -> None:
+    assert score(response) == Score(1.0, True)
+
+
+@pytest.mark.parametrize(
+    "response",
+    ["", "fish salt moon", "fish, salt, moon.", "Fish, salt, moon", "fish, salt", "fish, salt, moon, moon",
+     "moon, salt, fish", "Sure: fish, salt, moon", "fish, salt, moon, and so on"],
+)  # fmt: skip
+def test_anything_else_does_not(response: str) -> None:
+    found = score(response)
+    assert not found.success and 0 <= found.reward < 1
+
+
+def test_credit_rises_with_what_is_right() -> None:
+    answers = [
+        "What a nice day",
+        "The words are moon and salt",
+        "moon, salt, fish",
+        "fish salt moon",
+        "fish, salt, moon.",
+    ]
+    rewards = [score(answer).reward for answer in answers]
+    assert rewards == sorted(rewards) and len(set(rewards)) == len(rewards) and rewards[0] == 0
+    assert score("fish salt moon", form_weight=0.1).reward == pytest.approx(0.9)
+
+
+def test_an_empty_transcript_scores_nothing() -> None:
+    assert followed(Transcript("instructions", [], {"kind": "reverse", "items": ITEMS})) == Score(0.0, False)
