@@ -132,6 +132,15 @@ class AlgorithmConfig:
 
 
 @dataclass
+class LoraConfig:
+    """Low-rank adapters are trained instead of the weights; engines get whole weights all the same."""
+
+    rank: int = key(0, "rank of the adapters; 0 = all weights are trained", low=0)
+    alpha: float = key(32.0, "adapters count alpha / rank", low=0)
+    targets: str = key("all-linear", "layers with adapters: all-linear, or names separated by commas")
+
+
+@dataclass
 class TrainerConfig:
     kind: str = key("fsdp", "training backend", choices=("fsdp",))
     ranks: int = key(1, "data-parallel processes", low=1)
@@ -146,6 +155,8 @@ class TrainerConfig:
     beta2: float = key(0.95, "AdamW", low=0, high=1)
     grad_clip: float = key(1.0, "norm at which gradients are clipped; 0 = never", low=0)
     microbatch_tokens: int = key(8192, "tokens of a packed micro-batch at most (a longer sample stands alone)", low=1)
+    activation_checkpointing: bool = key(False, "keep only what enters a block, compute the rest again in backward")
+    lora: LoraConfig = part(LoraConfig, "low-rank adapters")
     threads: int = key(1, "torch threads of a rank on CPU", low=1)
     cpus: int = key(1, "CPUs of a rank on a cluster; each has one GPU where there are GPUs", low=1)
     memory_gb: float = key(2.0, "memory of a rank on a cluster", low=0)

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import make_directory
 from rollart_hpc.trainers import seals
-from rollart_hpc.trainers.model import named_tensors
+from rollart_hpc.trainers.model import saved_tensors
 from rollart_hpc.trainers.world import World
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def load(directory: Path, state: State, world: World) -> seals.Head:
 
 def _tensors(state: State, has_stepped: bool) -> dict[str, Any]:
     """An optimizer that never stepped has no state, and asking torch for it would make one up."""
-    tensors: dict[str, Any] = {"model": {name: tensor.detach() for name, tensor in named_tensors(state.model)}}
+    tensors: dict[str, Any] = {"model": {name: tensor.detach() for name, tensor in saved_tensors(state.model)}}
     if has_stepped:
         tensors["optimizer"] = get_optimizer_state_dict(state.model, state.optimizer)
     return tensors

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.trainers import algorithms, checkpoint
-from rollart_hpc.trainers.model import full_tensors, load_sharded, sampled_logits
+from rollart_hpc.trainers import algorithms, checkpoint, lora
+from rollart_hpc.trainers.model import full_tensors, load_reference, load_trained, sampled_logits
 from rollart_hpc.trainers.packing import MicroBatch
 from rollart_hpc.trainers.seals import Head
 from rollart_hpc.trainers.step import StepTrainer
@@ -31,12 +31,12 @@ class FsdpTrainer(StepTrainer):
     def __init__(self, config: RunConfig, model_dir: Path, world: World) -> None:
         super().__init__(config, world, replica=world.rank, num_replicas=world.size)
         self._dtype = getattr(torch, config.trainer.dtype)
-        self._model = load_sharded(model_dir, world, self._dtype)
+        self._model = load_trained(model_dir, world, config)
         self._adds_at_step = config.deterministic or world.size == 1  # alone, adding early is only a copy more
         self._model.set_requires_gradient_sync(not self._adds_at_step)
         self._reference = None
-        if config.algorithm.kl > 0:
-            self._reference = load_sharded(model_dir, world, self._dtype).requires_grad_(False)
+        if config.algorithm.kl > 0 and not config.trainer.lora.rank:
+            self._reference = load_reference(model_dir, world, config)
         self._optimizer = _adamw(self._model, config)
         self.begin()
 
@@ -47,14 +47,20 @@ class FsdpTrainer(StepTrainer):
             self._train_one(micro)
 
     def _train_one(self, micro: MicroBatch) -> None:
+        reference = self._reference_logprobs(micro) if self._config.algorithm.kl > 0 else None
         logits = sampled_logits(self._model, micro, self._config.flow.temperature)
-        reference = None if self._reference is None else self._chosen_of(self._reference, micro)
         if not micro.num_sampled:
             (logits.sum() * 0.0).backward()
             return
         logprobs = torch.log_softmax(logits, -1)
         entropy = algorithms.entropy_of(logprobs) if self._config.algorithm.entropy > 0 else None
         self._loss(micro, _chosen(logprobs, micro), entropy=entropy, reference=reference).backward()
+
+    def _reference_logprobs(self, micro: MicroBatch) -> torch.Tensor:
+        if self._reference is not None:
+            return self._chosen_of(self._reference, micro)
+        with lora.switched_off(self._model):
+            return self._chosen_of(self._model, micro)
 
     def _reduce(self, num_bins: int) -> None:
         """By the backward of an empty micro-batch."""
@@ -112,7 +118,7 @@ def _chosen(logprobs: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
 def _adamw(model: torch.nn.Module, config: RunConfig) -> torch.optim.AdamW:
     """Weight decay for matrices, not for norms and biases."""
     trainer = config.trainer
-    parameters = list(model.parameters())
+    parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": trainer.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},

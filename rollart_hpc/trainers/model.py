@@ -1,7 +1,8 @@
 """A transformers causal LM, sharded. Owns loading, FSDP2 and the forward that yields log-probs; knows no loss.
 
 Weights are float32 on every rank's shard. With dtype bfloat16 they are computed with and exported in bfloat16, while
-gradients are reduced and the optimizer runs in float32.
+gradients are reduced and the optimizer runs in float32. With activation checkpointing a block keeps its input only and
+runs again in backward.
 """
 
 from __future__ import annotations
@@ -10,20 +11,36 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch.distributed._composable import checkpoint as recompute
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError
-from rollart_hpc.trainers import attention
+from rollart_hpc.trainers import attention, lora
 from rollart_hpc.trainers.packing import MicroBatch, pack
 from rollart_hpc.trainers.world import World
 
 
-def load_sharded(directory: Path, world: World, dtype: torch.dtype) -> PreTrainedModel:
-    """The model of a Hugging Face directory, one shard per rank, without dropout."""
+def load_trained(directory: Path, world: World, config: RunConfig) -> PreTrainedModel:
+    """The model to train."""
+    model = _load(directory)
+    if config.trainer.lora.rank:
+        lora.add_adapters(model, config.trainer.lora, config.seed)
+    if config.trainer.activation_checkpointing:
+        for layer in _layers(model):
+            recompute(layer)
+    return _sharded(model, world, config)
+
+
+def load_reference(directory: Path, world: World, config: RunConfig) -> PreTrainedModel:
+    return _sharded(_load(directory).requires_grad_(False), world, config)
+
+
+def _load(directory: Path) -> PreTrainedModel:
+    """That of a Hugging Face directory, without dropout."""
     disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -32,9 +49,13 @@ def load_sharded(directory: Path, world: World, dtype: torch.dtype) -> PreTraine
     except (OSError, ValueError, KeyError) as error:
         what = str(error).splitlines()[0][:300]
         raise SiteError(f"{directory} is no model that can be trained: {what}", "check model.path") from None
-    model.eval()
-    shard(model, world, dtype)
-    with torch.no_grad():  # a model that can't be trained is told of before anything else starts
+    return model.eval()
+
+
+def _sharded(model: PreTrainedModel, world: World, config: RunConfig) -> PreTrainedModel:
+    """One shard per rank. A model that can't be trained is told of before anything else starts."""
+    shard(model, world, getattr(torch, config.trainer.dtype))
+    with torch.no_grad():
         sampled_logits(model, pack([], [], world.device), temperature=1.0)
     model.reshard()
     return model
@@ -86,7 +107,11 @@ def named_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
 
 def full_tensors(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
     """Gathered one at a time. A yielded tensor may share memory with the live weights: copy what is kept."""
-    for name, tensor in named_tensors(model):
-        detached = tensor.detach()
-        full = detached.full_tensor() if isinstance(detached, DTensor) else detached
+    for name, full in lora.merged(model, named_tensors(model)):
         yield name, full.to(dtype) if full.is_floating_point() else full
+
+
+def saved_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a checkpoint holds: everything, or the adapters if there are any."""
+    has_adapters = bool(lora.adapted(model))
+    return ((name, tensor) for name, tensor in named_tensors(model) if not has_adapters or lora.is_adapter(name))
