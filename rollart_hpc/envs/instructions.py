@@ -1,5 +1,6 @@
 """Instructions: do exactly what one short sentence asks for, and nothing else. For models that can read. Owns its text.
 
+    Copy these words: coat, lamp                                  ->    coat, lamp
     Write the word river 3 times, separated by commas.            ->    river, river, river
     Write these words in reverse order: moon, salt, fish          ->    fish, salt, moon
     Write these words in capital letters: lamp, coat              ->    LAMP, COAT
@@ -16,7 +17,7 @@ from typing import Any
 
 from rollart_hpc.envs.contract import Turn
 
-KINDS = ("repeat", "reverse", "capitals", "count")
+KINDS = ("copy", "repeat", "reverse", "capitals", "count")
 WORDS = [
     "apple", "bread", "chair", "river", "stone", "moon", "salt", "fish", "lamp", "coat",
     "glass", "horse", "paper", "green", "tiger", "cloud", "music", "table", "water", "house",
@@ -42,6 +43,8 @@ class Instructions:
         number = rng.randint(2, self.longest)
         words = rng.sample(WORDS, number)
         match self.kind:
+            case "copy":
+                text, self.items = f"Copy these words: {', '.join(words)}", words
             case "repeat":
                 text, self.items = f"Write the word {words[0]} {number} times, separated by commas.", words[:1] * number
             case "reverse":

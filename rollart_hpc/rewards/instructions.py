@@ -1,28 +1,26 @@
 """Reward of Instructions: the list that was asked for and nothing else succeeds; others get credit for what is right.
 
-Credit is dense, so that a group of answers of a model that has never succeeded still differs: words count apart from
-the form they come in.
+Credit is dense, so that a group of answers of a model that has never succeeded still differs: every letter in its place
+counts, and every item.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
 from rollart_hpc.rewards.contract import Score, Transcript
 
-_WORD = re.compile(r"\w+")
 
-
-def followed(transcript: Transcript, form_weight: float = 0.4) -> Score:
-    """Credit: how far the words agree and, with `form_weight`, how far the items between commas do."""
-    expected = list(transcript.outcome["items"])
-    response = transcript.turns[-1][1] if transcript.turns else ""
+def followed(transcript: Transcript, item_weight: float = 0.5) -> Score:
+    """Credit: how far the text agrees letter by letter and, with `item_weight`, how many items do."""
+    expected: list[str] = list(transcript.outcome["items"])
+    response = transcript.turns[-1][1].strip() if transcript.turns else ""
     items = [item.strip() for item in response.split(",")]
-    words = _agreement(_WORD.findall(response), expected)
-    form = _agreement(items, expected)
-    return Score((1 - form_weight) * words + form_weight * form, items == expected)
+    if items == expected:
+        return Score(1.0, True)
+    letters = _agreement(response, ", ".join(expected))
+    return Score((1 - item_weight) * letters + item_weight * _agreement(items, expected), False)
 
 
 def _agreement(said: Sequence[str], expected: Sequence[str]) -> float:

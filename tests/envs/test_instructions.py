@@ -14,6 +14,8 @@ def answer_to(kind: str, text: str) -> list[str]:
     """Worked out from the text alone."""
     words, named = text.split(), text.rsplit(": ", maxsplit=1)[-1].split(", ")
     match kind:
+        case "copy":
+            return named
         case "repeat":
             return [words[3]] * int(words[4])
         case "reverse":

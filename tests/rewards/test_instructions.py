@@ -28,16 +28,10 @@ def test_anything_else_does_not(response: str) -> None:
 
 
 def test_credit_rises_with_what_is_right() -> None:
-    answers = [
-        "What a nice day",
-        "The words are moon and salt",
-        "moon, salt, fish",
-        "fish salt moon",
-        "fish, salt, moon.",
-    ]
+    answers = ["Why?", "The words are moon and salt", "moon, salt, fish", "fish salt moon", "fish, salt, moon."]
     rewards = [score(answer).reward for answer in answers]
-    assert rewards == sorted(rewards) and len(set(rewards)) == len(rewards) and rewards[0] == 0
-    assert score("fish salt moon", form_weight=0.1).reward == pytest.approx(0.9)
+    assert rewards[0] < rewards[1] < rewards[2] < rewards[4] < 1 and rewards[1] < rewards[3]
+    assert score("fish salt moon", item_weight=0.1).reward > score("fish salt moon").reward > 0
 
 
 def test_an_empty_transcript_scores_nothing() -> None:
