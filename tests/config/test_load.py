@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rollart_hpc.config import packaged
 from rollart_hpc.config.load import load, load_all, load_site
@@ -195,8 +196,13 @@ def test_packaged_files_are_found_from_anywhere(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", packaged.names("runs"))
-def test_packaged_runs_are_good(name: str) -> None:
-    assert load_all(name).warnings == []
+def test_packaged_runs_are_good(name: str, tmp_path: Path) -> None:
+    """Those of a model directory get one on the command line."""
+    model = yaml.safe_load(packaged.find("runs", name).read_text()).get("model", {})
+    for file in ("config.json", "tokenizer.json"):
+        (tmp_path / file).write_text("{}")
+    given = [f"model.path={tmp_path}"] if model.get("kind") == "directory" else []
+    assert load_all(name, given).warnings == []
 
 
 def test_the_resolved_file_is_all_that_is_needed(write: Write, tmp_path: Path) -> None:
