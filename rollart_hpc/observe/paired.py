@@ -39,8 +39,8 @@ def paired(before: dict[str, Any], after: dict[str, Any], key: str = "reward") -
         return None
     gaps = [last[seed] - first[seed] for seed in seeds]
     error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.inf
-    means = [statistics.fmean(scores[seed] for seed in seeds) for scores in (first, last)]
-    return Paired(len(seeds), *means, error)
+    mean_before, mean_after = (statistics.fmean(scores[seed] for seed in seeds) for scores in (first, last))
+    return Paired(len(seeds), mean_before, mean_after, error)
 
 
 def _by_seed(line: dict[str, Any], key: str) -> dict[int, float]:

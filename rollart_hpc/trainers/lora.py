@@ -31,7 +31,8 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
     targets: Any = [name.strip() for name in lora.targets.split(",") if name.strip()]
     if lora.targets == "all-linear":
         targets = sorted({name.rsplit(".", 1)[-1] for name, module in _linears(model)})
-    wanted = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0, bias="none")
+    alpha: Any = lora.alpha  # peft divides it, whatever its type
+    wanted = peft.LoraConfig(r=lora.rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0, bias="none")
     torch.manual_seed(seed)
     try:
         peft.inject_adapter_in_model(wanted, model, ADAPTER)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch.distributed._composable import checkpoint as recompute
+from torch.distributed._composable.checkpoint_activation import checkpoint as recompute
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import AutoModelForCausalLM, PreTrainedModel
