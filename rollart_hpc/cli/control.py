@@ -9,6 +9,7 @@ import select
 import socket
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +20,7 @@ from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.hardware import CPU, ENGINE_CLASSES
 from rollart_hpc.launch.command import environment, role_command
-from rollart_hpc.launch.ownership import ask_to_end, read_ownership, supervisor_pid
+from rollart_hpc.launch.ownership import RUNNING, ask_to_end, read_ownership, supervisor_pid
 from rollart_hpc.launch.plan import Proc, make_plan
 from rollart_hpc.launch.process import Order
 from rollart_hpc.launch.slurm.cancel import cancel_jobs
@@ -62,14 +63,25 @@ def join(args: argparse.Namespace) -> int:
     _need_running(run)
     config = read_resolved(run.config)
     proc = _new_proc(cast(Role, args.role), args.pool, config)
+    proc = replace(proc, name=args.name or proc.name)
     threads = config.engine.threads if proc.role == "engine" else 1
     command = role_command(Order(proc, run.last_attempt(), Path(os.devnull)), run)
+    command += _leaving(args)
     print(f"joining {run.path} as {proc.name}", file=sys.stderr, flush=True)
     os.execve(command[0], command, environment(threads))
 
 
+def _leaving(args: argparse.Namespace) -> list[str]:
+    given = {"--idle-s": args.idle_s, "--live-s": args.live_s}
+    chosen = {option: value for option, value in given.items() if value is not None}
+    if chosen and args.role != "reward":
+        raise UserError(f"{' and '.join(chosen)} is for reward workers only", f"leave it out for role {args.role}")
+    return [f"{option}={value}" for option, value in chosen.items()]
+
+
 def _need_running(run: RunDir) -> None:
-    if read_ownership(run).get("host") != socket.gethostname():
+    owner = read_ownership(run)
+    if owner.get("state") == RUNNING and owner.get("host") != socket.gethostname():
         return  # the controller's answer will tell
     if supervisor_pid(run) is None:
         raise UserError(f"{run.path} is not running", f"start it again: rollart-hpc resume {run.path}")

@@ -85,6 +85,9 @@ def _add_run_dir_commands(commands: argparse._SubParsersAction[argparse.Argument
     join.add_argument("run_dir", metavar="RUN_DIR")
     join.add_argument("role", metavar="ROLE", choices=("env", "engine", "reward"), help="env, engine or reward")
     join.add_argument("--pool", default="", help="hardware class of an engine: compute or bandwidth")
+    join.add_argument("--name", default="", help="name of the worker, unique in the run; made up if not given")
+    join.add_argument("--idle-s", type=float, help="reward: leave after so many seconds with nothing to do")
+    join.add_argument("--live-s", type=float, help="reward: leave after so many seconds in any case")
     report = _add(commands, "report", "rollart_hpc.cli.report:report", "write report.html and trace.json again")
     report.add_argument("run_dir", metavar="RUN_DIR")
 

@@ -40,7 +40,7 @@ def find_oddities(config: RunConfig, flow_was_set: Collection[str]) -> list[str]
     for name, pool in config.pools.items():
         if pool.tensor_parallel > 1 and config.engine.kind == "torch":
             found.append(f"pools.{name}.tensor_parallel: engine torch uses one GPU of the {pool.tensor_parallel}")
-    if config.reward.workers == 0:
+    if config.reward.workers == 0 and config.reward.elastic.max_workers == 0:
         found.append(
             "reward.workers: 0: nothing is scored until a reward worker joins (rollart-hpc join RUN_DIR reward)"
         )

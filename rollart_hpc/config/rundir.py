@@ -11,6 +11,7 @@
       status.json  supervisor.json  metrics.jsonl  ledger.jsonl
       jobs.jsonl                   on a cluster: the jobs of the run and how they ended
       job.sh  slurm/NAME-ID.log    on a cluster: the batch script, and what it prints
+      elastic/                     on a cluster: jobs of elastic workers
       trace.json  report.html  tensorboard/
       cache/                       what backends compile
 
@@ -85,6 +86,11 @@ class RunDir:
     @property
     def script(self) -> Path:
         return self.path / "job.sh"
+
+    @property
+    def elastic(self) -> Path:
+        """What submitit keeps of the jobs of elastic workers."""
+        return self.path / "elastic"
 
     @property
     def job_logs(self) -> Path:

@@ -201,11 +201,23 @@ class ControllerConfig:
 
 
 @dataclass
+class ElasticConfig:
+    """Workers that come with the queue and go when it is empty: jobs of their own on a cluster."""
+
+    max_workers: int = key(0, "elastic workers at once, besides the fixed ones; 0 = none", low=0)
+    queue_per_worker: int = key(64, "calls, waiting or under way, for which one worker is enough", low=1)
+    settle_s: float = key(5.0, "a longer queue must last so long before more workers are asked for", low=0)
+    idle_s: float = key(60.0, "a worker that had nothing to do for so long leaves", low=0.1)
+    time_minutes: int = key(60, "time limit of a worker's job on a cluster; it leaves a minute before", low=2)
+
+
+@dataclass
 class RewardConfig:
     workers: int = key(1, "reward worker processes", low=0)
     slots: int = key(16, "calls waiting in each worker at most", low=1)
     timeout_s: float = key(30.0, "a call that takes longer is given to another worker", low=0.01)
     retries: int = key(3, "times a failed call is tried again", low=0)
+    elastic: ElasticConfig = part(ElasticConfig, "workers that come and go with the queue")
     cpus: int = key(1, "CPUs of a worker on a cluster", low=1)
     memory_gb: float = key(1.0, "memory of a worker on a cluster", low=0)
 

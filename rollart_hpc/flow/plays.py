@@ -195,6 +195,12 @@ class Plays:
             self._generate(trajectory, engine)
         self._pump_rewards()
 
+    @property
+    def num_to_score(self) -> int:
+        """Transcripts that a reward worker could take now or has; those held back until all have ended don't count."""
+        scoring = sum(t.state is State.SCORING for t in self.all.values())
+        return scoring if self._rewards_wait() else scoring + sum(t.state is State.ENDED for t in self.to_score)
+
     def expire_scores(self) -> None:
         for trajectory in [t for t in self.all.values() if t.state is State.SCORING]:
             if self.now > trajectory.reward_deadline:
@@ -265,8 +271,11 @@ class Plays:
         trajectory.state = State.STEPPING
         self.emit(ev.AskAgain(trajectory.env, trajectory.id, trajectory.issue, trajectory.turn))
 
+    def _rewards_wait(self) -> bool:
+        return self.policy.rewards_last and any(t.is_training and t.state in PLAYING for t in self.all.values())
+
     def _pump_rewards(self) -> None:
-        if self.policy.rewards_last and any(t.is_training and t.state in PLAYING for t in self.all.values()):
+        if self._rewards_wait():
             return
         workers = [w for w in self.workers.values() if w.role == "reward" and w.room > 0]
         while workers and self.to_score:

@@ -101,6 +101,11 @@ class Plan:
 def make_plan(config: RunConfig, site: SiteConfig | None = None) -> Plan:
     if site is None or site.launcher == "local":
         return _local_plan(config)
+    if config.reward.elastic.max_workers and not site.submit_from_compute:
+        raise UserError(
+            f"site {site.name} does not let jobs submit jobs (submit_from_compute), which elastic workers need",
+            "set reward.elastic.max_workers=0 and reward.workers=N",
+        )
     wanted = (_controller(config), *_trainers(config, site), *_engines(config, site), *_on_cpu(config))
     needed = {proc.hardware for proc in wanted}
     used = list(dict.fromkeys(site.serving(need) for need in CLASSES if need in needed))

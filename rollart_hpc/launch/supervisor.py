@@ -34,6 +34,8 @@ from rollart_hpc.errors import EXIT_ENVIRONMENT, EXIT_USER, RollartError, SiteEr
 from rollart_hpc.files import append_line, read_json
 from rollart_hpc.launch import failures
 from rollart_hpc.launch.crew import Crew
+from rollart_hpc.launch.elastic import Elastic, Hands
+from rollart_hpc.launch.elastic_local import LocalHands, is_elastic
 from rollart_hpc.launch.ownership import write_ownership
 from rollart_hpc.launch.place import LocalPlace, Place
 from rollart_hpc.launch.plan import CONTROLLER, Plan
@@ -64,14 +66,23 @@ class Screen(Protocol):
 
 
 class Supervisor:
-    def __init__(self, run: RunDir, config: RunConfig, plan: Plan, screen: Screen, place: Place | None = None) -> None:
-        """`place`: where processes are started; this machine if none is given."""
+    def __init__(
+        self,
+        run: RunDir,
+        config: RunConfig,
+        plan: Plan,
+        screen: Screen,
+        place: Place | None = None,
+        hands: Hands | None = None,
+    ) -> None:
+        """`place`: where processes are started, `hands`: who starts elastic workers; this machine if none is given."""
         self.why: Why = ""  # the run was asked to end: by a signal, or because its time is up
         self._place = place or LocalPlace()
         self._run, self._config, self._plan, self._screen = run, config, plan, screen
         self._selector = selectors.DefaultSelector()
         self._signals = Signals()
         self._crew = Crew(run, config, self._place, self._selector, self._ended)
+        self._elastic = Elastic(config.reward, hands or LocalHands(self._crew, config.reward.elastic), self._note)
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._roles = RoleBudget(config.restarts.per_role)
         self._restores = RestoreBudget(config.restarts.attempts)
@@ -128,6 +139,8 @@ class Supervisor:
         status = self._status()
         if status:
             self._watchdog.see(status, now)
+            if not self._draining and self._link is not None and self._elastic.tick(status, now):
+                self._watchdog.touch(now)
             self._screen.show(status)
         if self._place.left_s() <= 0 and not self._draining:
             self._drain("limit", "the time of the job is up")
@@ -209,7 +222,9 @@ class Supervisor:
             return  # it was told to
         if code == EXIT_USER:
             raise failures.reason_of(child, code)
-        if child.proc.role == "trainer":
+        if is_elastic(child):
+            self._elastic.failed(f"{child.name} ended: {failures.describe(code)}")
+        elif child.proc.role == "trainer":
             self._restore_trainer(child, code)
         else:
             self._start_again(child, code)
@@ -250,6 +265,7 @@ class Supervisor:
     def _end_all(self, grace_s: float = 0.0) -> None:
         """End every process, and forget whatever was to be started later."""
         self._timers.clear()
+        self._elastic.end()
         self._close_link("the run ends")
         self._close_ready()
         self._crew.end(self._crew.all(), grace_s, TERM_S if grace_s else 0.0)

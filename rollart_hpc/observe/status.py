@@ -65,6 +65,7 @@ class Status(msgspec.Struct):
     time_s: float = 0.0
     tokens_per_s: float = 0.0
     playing: int = 0  # trajectories under way
+    to_score: int = 0  # transcripts that wait for a reward worker or are with one
     progress: int = 0  # grows while anything moves
     checkpoint: int = -1  # newest committed version
     validating: int | None = None  # version being validated

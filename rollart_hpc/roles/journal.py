@@ -186,6 +186,7 @@ class Journal:
             time_s=self.time_s,
             tokens_per_s=self._tokens_per_s,
             playing=core.num_playing(),
+            to_score=core.plays.num_to_score,
             progress=tally.progress,
             checkpoint=core.saved_version,
             validating=core.validator.running.version if core.validator.running else None,

@@ -90,10 +90,16 @@ class Scorer:
         return self._functions[task](msgspec.msgpack.decode(transcript, type=Transcript), **params)
 
 
-def serve(link: Link, scorer: Scorer, tracer: Tracer) -> None:
+def serve(link: Link, scorer: Scorer, tracer: Tracer, idle_s: float = math.inf, live_s: float = math.inf) -> None:
+    """Until it is told to stop, has had nothing to do for `idle_s`, or has lived for `live_s`."""
     from rollart_hpc.wire.messages import ScoreWanted, Stop
 
-    while (received := link.recv(None)) is not None:
+    end_s = time.monotonic() + live_s
+    while (left_s := min(idle_s, end_s - time.monotonic())) > 0:
+        received = link.recv(left_s if math.isfinite(left_s) else None)
+        if received is None:
+            log.info("leaving: nothing to do" if left_s == idle_s else "leaving: time is up")
+            return
         message, frames = received
         tracer.set_offset(link.clock_offset_s)
         if isinstance(message, Stop):
@@ -111,7 +117,7 @@ def main(start: Start) -> None:
     link = connect(start, capacity=config.reward.slots)
     with Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
         try:
-            serve(link, Scorer(config.tasks, config.reward.timeout_s), tracer)
+            serve(link, Scorer(config.tasks, config.reward.timeout_s), tracer, start.idle_s, start.live_s)
         finally:
             link.close()
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import logging
+import math
 import os
 import secrets
 import signal
@@ -66,6 +67,8 @@ class Start:
     ranks: int
     incarnation: str
     checkpoint: Path | None = None  # committed checkpoint to begin from; None = base model
+    idle_s: float = math.inf  # a worker that had nothing to do for so long leaves
+    live_s: float = math.inf  # it leaves after so long in any case
     ready_fd: int | None = None  # controller: where to write its address once it listens
     control: str = "lo"  # controller: interface or network it listens on; "" = the host's own
     ports: str = ""  # controller: the range it may use, e.g. 40000-40100
@@ -95,6 +98,8 @@ def parse(role: Role, arguments: list[str] | None = None) -> Start:
         ranks=args.ranks,
         incarnation=args.incarnation or secrets.token_hex(8),
         checkpoint=args.checkpoint,
+        idle_s=args.idle_s,
+        live_s=args.live_s,
         ready_fd=args.ready_fd,
         control=args.control,
         ports=args.ports,
@@ -114,6 +119,8 @@ def _parser(role: Role) -> argparse.ArgumentParser:
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--checkpoint", type=Path, default=None)
+    parser.add_argument("--idle-s", type=float, default=math.inf, help="leave after so long with nothing to do")
+    parser.add_argument("--live-s", type=float, default=math.inf, help="leave after so long in any case")
     parser.add_argument("--ready-fd", type=int, default=None)
     parser.add_argument("--control", default="lo", help="interface or network the controller listens on")
     parser.add_argument("--ports", default="", help="ports the controller may use; empty = any free one")

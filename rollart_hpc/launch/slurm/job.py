@@ -33,6 +33,7 @@ from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.allocation import Allocation, read_allocation
 from rollart_hpc.launch.slurm.budget import Budget
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
+from rollart_hpc.launch.slurm.hands import SlurmHands
 from rollart_hpc.launch.slurm.requeue import always_excluded, bad_nodes, requeue
 from rollart_hpc.launch.slurm.steps import SlurmPlace
 from rollart_hpc.launch.supervisor import Supervisor, Why
@@ -90,7 +91,8 @@ class Job:
                 prepare_model(self.run, self.config, self.out.say)
         except _TimeIsUp:
             return "drained", "limit"
-        supervisor = Supervisor(self.run, self.config, self.plan, self.out, place)
+        hands = SlurmHands(self.run, self.config, self.slurm)
+        supervisor = Supervisor(self.run, self.config, self.plan, self.out, place, hands)
         return supervisor.supervise(), supervisor.why
 
     # --- what is written down --------------------------------------------------------------------

@@ -100,7 +100,9 @@ def job_ids(run: RunDir) -> list[int]:
 
 
 def job_names(run: RunDir) -> list[str]:
-    return list(dict.fromkeys(line.name for line in record.read(run) if isinstance(line, record.Submitted)))
+    """Of all jobs of the run, those of elastic workers too."""
+    lines = (line for line in record.read(run) if isinstance(line, (record.Submitted, record.Hired)))
+    return list(dict.fromkeys(line.name for line in lines))
 
 
 def words(reason: str) -> str:

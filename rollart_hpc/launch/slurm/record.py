@@ -27,6 +27,14 @@ class Submitted(Line, frozen=True, tag="submitted"):
     time_s: float = msgspec.field(default_factory=time.time)
 
 
+class Hired(Line, frozen=True, tag="hired"):
+    """A job of one elastic worker."""
+
+    job: int
+    name: str
+    time_s: float = msgspec.field(default_factory=time.time)
+
+
 class Part(msgspec.Struct, frozen=True):
     """A component as it was given."""
 
@@ -67,7 +75,7 @@ class BadNode(Line, frozen=True, tag="bad_node"):
     time_s: float = msgspec.field(default_factory=time.time)
 
 
-Record = Union[Submitted, Began, Ended, Cancelled, BadNode]
+Record = Union[Submitted, Hired, Began, Ended, Cancelled, BadNode]
 _decode = msgspec.json.Decoder(Record).decode
 
 

@@ -39,13 +39,18 @@ def job_name(config: RunConfig, run: RunDir) -> str:
     return f"rollart-{config.name}-{xxhash.xxh3_64_hexdigest(str(run.path).encode())[:8]}"
 
 
+def elastic_name(config: RunConfig, run: RunDir) -> str:
+    """The jobs of the run's elastic workers."""
+    return f"{job_name(config, run)}-reward"
+
+
 def render_script(plan: Plan, config: RunConfig, site: SiteConfig, run: RunDir) -> str:
     components = [_directives(component, plan, config, site, run) for component in plan.components]
     first = site.options(plan.components[0].hardware)
     text = Template(_template()).substitute(
         title=f"{config.name} on site {site.name}: {_one_line(cost_line(plan))}",
         directives="\n#SBATCH hetjob\n".join(components),
-        setup="\n".join(_setup(site, first)),
+        setup="\n".join(setup_lines(site, first)),
         command=shlex.join([first.python or sys.executable, "-P", "-m", SUPERVISOR, "--run-dir", str(run.path)]),
     )
     return _BLANK_LINES.sub("\n\n", text)
@@ -63,10 +68,10 @@ def _directives(component: Component, plan: Plan, config: RunConfig, site: SiteC
     chosen: list[Option] = [("job-name", job_name(config, run)), ("partition", component.partition)]
     chosen += _resources(component, site)
     chosen += [("time", clock(plan.time_minutes)), ("requeue", None), ("propagate", "NONE")]
-    chosen += _permissions(config, options)
+    chosen += permissions(config, options)
     if component.index == 0:
         chosen += _of_the_script(config, options, run)
-    chosen += _free({**options.sbatch, **config.job.sbatch})
+    chosen += free_options({**options.sbatch, **config.job.sbatch})
     return "\n".join(f"#SBATCH --{name}" + ("" if value is None else f"={_quoted(value)}") for name, value in chosen)
 
 
@@ -86,7 +91,7 @@ def _memory(gb: float) -> str:
     return f"{gb:g}G" if gb == int(gb) else f"{math.ceil(gb * 1024)}M"
 
 
-def _permissions(config: RunConfig, options: Options) -> Iterator[Option]:
+def permissions(config: RunConfig, options: Options) -> Iterator[Option]:
     """The run's word counts more than the site's."""
     chosen = {
         "account": config.job.account or options.account,
@@ -111,7 +116,7 @@ def _of_the_script(config: RunConfig, options: Options, run: RunDir) -> Iterator
         yield "mail-user", options.mail_user
 
 
-def _free(options: dict[str, Any]) -> Iterator[Option]:
+def free_options(options: dict[str, Any]) -> Iterator[Option]:
     for name, value in options.items():
         if value is True:
             yield name, None
@@ -119,8 +124,8 @@ def _free(options: dict[str, Any]) -> Iterator[Option]:
             yield name, str(value)
 
 
-def _setup(site: SiteConfig, options: Options) -> Iterator[str]:
-    """Shell lines before the supervisor starts: its steps inherit what they set."""
+def setup_lines(site: SiteConfig, options: Options) -> Iterator[str]:
+    """Shell lines before Python starts in a job: what it starts inherits what they set."""
     parent = str(_PACKAGE.parent)
     if not options.python and not _is_installed(parent):
         yield f"export PYTHONPATH={shlex.quote(parent)}${{PYTHONPATH:+:$PYTHONPATH}}"

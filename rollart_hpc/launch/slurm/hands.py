@@ -1,0 +1,141 @@
+"""Elastic reward workers as jobs of a cluster. Owns which of them live; a thread asks Slurm, the supervisor goes on.
+
+Every job is written down (jobs.jsonl) and has a name of the run, so that `cancel` finds it even if this process dies.
+"""
+
+from __future__ import annotations
+
+import getpass
+import queue
+import subprocess
+import threading
+import time
+from contextlib import suppress
+
+from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.errors import RollartError
+from rollart_hpc.launch.command import environment, python
+from rollart_hpc.launch.slurm import record
+from rollart_hpc.launch.slurm.commands import Slurm, SlurmError, clean_environment
+from rollart_hpc.launch.slurm.queue import OVER
+from rollart_hpc.launch.slurm.script import elastic_name
+
+ASK_EVERY_S = 10.0
+RECRUIT_S = 120.0  # sbatch has answered by then, or it never will
+END_S = 10.0
+GOOD = ("COMPLETED", "CANCELLED")
+
+
+class SlurmHands:
+    def __init__(self, run: RunDir, config: RunConfig, slurm: Slurm) -> None:
+        self._run, self._slurm = run, slurm
+        self._name = elastic_name(config, run)
+        self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()  # how many to hire; 0 = call off
+        self._lock = threading.Lock()
+        self._states: dict[int, str] = {}  # of jobs that are not over, by id
+        self._num_ordered = 0  # not submitted yet
+        self._failures: list[str] = []
+        self._thread: threading.Thread | None = None
+
+    # --- the supervisor's side -----------------------------------------------------------------
+
+    def hire(self, count: int) -> None:
+        with self._lock:
+            self._num_ordered += count
+        self._orders.put(count)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="elastic", daemon=True)
+            self._thread.start()
+
+    @property
+    def num_hired(self) -> int:
+        with self._lock:
+            return self._num_ordered + len(self._states)
+
+    @property
+    def num_waiting(self) -> int:
+        with self._lock:
+            return sum(state == "PENDING" for state in self._states.values())
+
+    def failures(self) -> list[str]:
+        with self._lock:
+            found, self._failures = self._failures, []
+            return found
+
+    def call_off(self) -> None:
+        self._orders.put(0)
+
+    def end(self) -> None:
+        """By id and by name; workers at work hear from the controller that the run is over."""
+        if self._thread is None:
+            return
+        with suppress(SlurmError):
+            self._slurm.ask("scancel", f"--user={getpass.getuser()}", f"--name={self._name}", limit_s=END_S)
+        with self._lock:
+            self._states.clear()
+
+    # --- the thread ----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        asked_s = time.monotonic()
+        while True:
+            with suppress(queue.Empty):
+                order = self._orders.get(timeout=max(0.1, asked_s + ASK_EVERY_S - time.monotonic()))
+                if order:
+                    self._recruit(order)
+                else:
+                    self._cancel_waiting()
+                continue
+            asked_s = time.monotonic()
+            if self._states:
+                self._ask()
+
+    def _recruit(self, count: int) -> None:
+        """In a process of its own, in an environment that is not this job's."""
+        command = python(
+            "-m", "rollart_hpc.launch.slurm.recruit", "--run-dir", str(self._run.path), "--count", str(count)
+        )
+        ids: list[int] = []
+        problem = ""
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=RECRUIT_S, stdin=subprocess.DEVNULL,
+                cwd=self._run.path, env=clean_environment(environment()),
+            )  # fmt: skip
+            ids = [int(line) for line in done.stdout.split()]
+            problem = done.stderr.strip().splitlines()[-1] if done.returncode and done.stderr.strip() else ""
+        except subprocess.TimeoutExpired:
+            problem = f"sbatch had no answer within {RECRUIT_S:g} s"
+        for job_id in ids:
+            with suppress(RollartError):  # a full disk: the job has the run's name all the same
+                record.add(self._run, record.Hired(job_id, self._name))
+        with self._lock:
+            self._num_ordered -= count
+            self._states |= dict.fromkeys(ids, "PENDING")
+            if len(ids) < count:
+                self._failures.append(problem or "no job was submitted")
+
+    def _ask(self) -> None:
+        with self._lock:
+            known = sorted(self._states)
+        listed = ",".join(str(job_id) for job_id in known)
+        try:
+            rows = self._slurm.table("squeue", {"id": "%i", "state": "%T"}, f"--jobs={listed}", "--states=all")
+        except SlurmError as error:
+            if "invalid job id" not in error.stderr.lower():
+                return  # nobody answers: what was known holds
+            rows = []
+        states = {int(row["id"]): row["state"] for row in rows}
+        with self._lock:
+            for job_id in known:
+                state = states.get(job_id, "COMPLETED")  # Slurm has forgotten it
+                if state not in OVER:
+                    self._states[job_id] = state
+                elif self._states.pop(job_id, None) is not None and state not in GOOD:
+                    self._failures.append(f"job {job_id} ended: {state}")
+
+    def _cancel_waiting(self) -> None:
+        with suppress(SlurmError):
+            self._slurm.run("scancel", f"--user={getpass.getuser()}", f"--name={self._name}", "--state=PENDING")
+            self._ask()
