@@ -89,6 +89,10 @@ class Hands(Protocol):
         """What went wrong since the last call."""
         ...
 
+    def someone_left(self) -> None:
+        """The controller has lost a worker: whoever counts them may look again."""
+        ...
+
     def call_off(self) -> None:
         """Those that have not begun need not come."""
         ...
@@ -136,6 +140,8 @@ class Elastic:
         alive = int(workers.get("alive", 0))
         if alive > self._num_alive:
             self._scaler.succeeded()
+        if alive < self._num_alive:
+            self._hands.someone_left()
         if alive != self._num_alive:
             self._note(f"reward workers: {self._num_alive} -> {alive}")
         self._num_alive = alive

@@ -33,6 +33,9 @@ class LocalHands:
         """The supervisor sees for itself how its children end."""
         return []
 
+    def someone_left(self) -> None:
+        pass
+
     def call_off(self) -> None:
         pass
 

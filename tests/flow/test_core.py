@@ -447,3 +447,16 @@ def test_a_prefill_that_is_lost_is_asked_for_again():
     assert ask.trajectory == play.trajectory
     assert scene.do(ev.Prefilled(prefill.request, "late")) == []
     assert wanted(scene, play).prefill_only
+
+
+def test_transcripts_to_score_are_counted_unless_they_are_held_back():
+    for held_back, expected in ((False, [1, 1, 0]), (True, [0, 0, 0])):
+        scene = Scene(rewards_last=held_back)
+        play = scene.take(ev.Play)[0]
+        scene.turn(play)
+        scene.do(ev.Lost("reward", "left"), ev.Ended(play.trajectory, play.issue, "done", 1))
+        counts = [scene.core.plays.num_to_score]
+        scene.do(ev.Joined("reward-2", "reward", capacity=100))
+        counts.append(scene.core.plays.num_to_score)
+        scene.do(ev.Scored(play.trajectory, play.issue, 1.0, True))
+        assert [*counts, scene.core.plays.num_to_score] == expected

@@ -70,6 +70,9 @@ class FakeHands:
         found, self.problems = self.problems, []
         return found
 
+    def someone_left(self) -> None:
+        self.log.append("look")
+
     def call_off(self) -> None:
         self.log.append("call off")
 

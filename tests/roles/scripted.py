@@ -38,11 +38,12 @@ class Scripted:
         self.waiting: deque[tuple[AnyMessage, list[Frame]]] = deque()
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, role: str, name: str = "worker-0") -> subprocess.Popen[bytes]:
+    def start(self, role: str, *options: str, name: str = "worker-0") -> subprocess.Popen[bytes]:
         """Start a role and wait until it has joined."""
         command = [
             sys.executable, "-m", f"rollart_hpc.roles.{role}", "--run-dir", str(self.run.path), "--name", name,
             "--address", f"tcp://127.0.0.1:{self.hub.port}", "--attempt", str(self.attempt), "--node", "here",
+            *options,
         ]  # fmt: skip
         process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
         self.processes.append(process)

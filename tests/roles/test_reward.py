@@ -71,3 +71,10 @@ def test_scores_failures_and_the_end(worker: Scripted) -> None:
 def test_function_that_can_not_be_interrupted_ends_the_process(worker: Scripted) -> None:
     ask(worker, "a", deed="stuck")
     assert worker.processes[0].wait(PATIENCE_S) == 1
+
+
+def test_a_worker_without_work_leaves(worker: Scripted) -> None:
+    worker.start("reward", "--idle-s=0.5", name="guest")
+    ask(worker, "a")  # to the other one, which stays
+    worker.expect(Bye)
+    assert worker.processes[1].wait(PATIENCE_S) == 0 and worker.processes[0].poll() is None

@@ -24,6 +24,8 @@ from rollart_hpc.launch.slurm.script import elastic_name
 ASK_EVERY_S = 10.0
 RECRUIT_S = 120.0  # sbatch has answered by then, or it never will
 END_S = 10.0
+LEAVE_S = 2.0  # a worker's job is over so long after the controller has heard of it
+CALL_OFF, LOOK_SOON = 0, -1
 GOOD = ("COMPLETED", "CANCELLED")
 
 
@@ -31,7 +33,7 @@ class SlurmHands:
     def __init__(self, run: RunDir, config: RunConfig, slurm: Slurm) -> None:
         self._run, self._slurm = run, slurm
         self._name = elastic_name(config, run)
-        self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()  # how many to hire; 0 = call off
+        self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()  # how many to hire, or one of the words below
         self._lock = threading.Lock()
         self._states: dict[int, str] = {}  # of jobs that are not over, by id
         self._num_ordered = 0  # not submitted yet
@@ -63,8 +65,11 @@ class SlurmHands:
             found, self._failures = self._failures, []
             return found
 
+    def someone_left(self) -> None:
+        self._orders.put(LOOK_SOON)
+
     def call_off(self) -> None:
-        self._orders.put(0)
+        self._orders.put(CALL_OFF)
 
     def end(self) -> None:
         """By id and by name; workers at work hear from the controller that the run is over."""
@@ -82,10 +87,12 @@ class SlurmHands:
         while True:
             with suppress(queue.Empty):
                 order = self._orders.get(timeout=max(0.1, asked_s + ASK_EVERY_S - time.monotonic()))
-                if order:
-                    self._recruit(order)
-                else:
+                if order == CALL_OFF:
                     self._cancel_waiting()
+                elif order == LOOK_SOON:
+                    asked_s = time.monotonic() - ASK_EVERY_S + LEAVE_S
+                else:
+                    self._recruit(order)
                 continue
             asked_s = time.monotonic()
             if self._states:
