@@ -111,6 +111,11 @@ def _add_site_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
     check = _add(kinds, "check", "rollart_hpc.cli.site:check", "compare a site file with the live cluster")
     check.add_argument("site", metavar="SITE", help="name of a site file, or a path")
     check.add_argument("--json", action="store_true", help="machine-readable")
+    doctor = _add(commands, "doctor", "rollart_hpc.cli.doctor:doctor", "find out whether runs would work at a site")
+    doctor.add_argument("--site", help="name of a site file, or a path; default: your only one")
+    doctor.add_argument("--no-jobs", action="store_true", help="only what can be known without a job")
+    doctor.add_argument("--wait-minutes", type=float, default=10.0, help="how long its job may wait for nodes (10)")
+    doctor.add_argument("--json", action="store_true", help="machine-readable")
 
 
 def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

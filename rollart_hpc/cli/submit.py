@@ -16,6 +16,7 @@ from rollart_hpc.config.rundir import RUN_ROOT_VARIABLE, RunDir, new_run_dir
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import RollartError, UserError
 from rollart_hpc.files import read_json
+from rollart_hpc.launch.doctor.cheap import need_readiness
 from rollart_hpc.launch.ownership import read_ownership
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.slurm.commands import Slurm
@@ -38,6 +39,7 @@ def submit(args: argparse.Namespace) -> int:
         print(request.script, end="")
         _say("dry run: nothing was created or submitted")
         return 0
+    need_readiness(request.site, request.run.path.parent, slurm)
     start = check_request(request, slurm)
     if args.test_only:
         print(f"Slurm would start it at {start}" if start else "Slurm would take it, and does not say when")
@@ -55,7 +57,7 @@ def _request(loaded: Loaded, run_dir: str | None) -> Request:
             f"site {site.name} is one machine, not a cluster",
             "name a site with --site (`rollart-hpc site init` writes one), or start it here: rollart-hpc run",
         )
-    run = RunDir(run_dir) if run_dir else new_run_dir(config.name, _run_root(site))
+    run = RunDir(run_dir) if run_dir else new_run_dir(config.name, run_root_of(site))
     if run.path.exists() and not (run.path.is_dir() and not any(run.path.iterdir())):
         raise UserError(f"run directory {run.path} exists already", "choose another --run-dir")
     return Request(run, config, site, make_plan(config, site))
@@ -76,7 +78,7 @@ def resume_job(run: RunDir) -> int:
     return 0
 
 
-def _run_root(site: SiteConfig) -> Path | None:
+def run_root_of(site: SiteConfig) -> Path | None:
     """The user's variable, else the site's place."""
     if os.environ.get(RUN_ROOT_VARIABLE) or not site.run_root:
         return None

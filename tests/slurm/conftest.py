@@ -2,8 +2,8 @@
 
 - `cluster`: the shared one, with the ordinary users alice and bob; SLURM_CONF points to it. Leave its nodes, daemons
   and other people's jobs alone, and end your own jobs.
+- `accounting_cluster`: another shared one, with sacct, associations and limits.
 - `own_cluster`: one for this test alone (some seconds), for tests that break nodes or daemons.
-- `accounting_cluster`: one for this test alone, with associations and limits.
 
 Every test here is slow. Without root on Debian or Ubuntu all are skipped, with the reason.
 """
@@ -47,38 +47,51 @@ def slurm_is_possible() -> None:
 
 @pytest.fixture(scope="session")
 def shared_cluster(slurm_is_possible: None, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Up with the first worker that needs it, down with the last one that does."""
-    end_forgotten()
-    run = getattr(request.config, "workerinput", {}).get("testrunuid", f"{os.getpid()}")[:12]
-    with home_of(f"{PREFIX}{run}") as home:
-        with locked(home / "lock"):
-            cluster = clusters.find(home / "c") or clusters.up(home / "c", user_names=USERS)
+    with one_cluster(f"{PREFIX}{run_id(request)}") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def shared_accounting_cluster(slurm_is_possible: None, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with one_cluster(f"{PREFIX}{run_id(request)}-a", accounting=True) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def cluster(shared_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setenv("SLURM_CONF", str(shared_cluster.place.conf))
-    return shared_cluster
+    return use(shared_cluster, monkeypatch)
+
+
+@pytest.fixture
+def accounting_cluster(shared_accounting_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return use(shared_accounting_cluster, monkeypatch)
 
 
 @pytest.fixture
 def own_cluster(slurm_is_possible: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    with one_cluster(monkeypatch, accounting=False) as cluster:
-        yield cluster
+    with one_cluster(f"{PREFIX}{secrets.token_hex(6)}") as cluster:
+        yield use(cluster, monkeypatch)
 
 
-@pytest.fixture
-def accounting_cluster(slurm_is_possible: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    with one_cluster(monkeypatch, accounting=True) as cluster:
-        yield cluster
+def use(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.setenv("SLURM_CONF", str(cluster.place.conf))
+    return cluster
+
+
+def run_id(request: pytest.FixtureRequest) -> str:
+    """The same in all workers of one run of pytest."""
+    run: str = getattr(request.config, "workerinput", {}).get("testrunuid", f"{os.getpid()}")
+    return run[:12]
 
 
 @contextmanager
-def one_cluster(monkeypatch: pytest.MonkeyPatch, *, accounting: bool) -> Iterator[Cluster]:
-    with home_of(f"{PREFIX}{secrets.token_hex(6)}") as home:
-        cluster = clusters.up(home / "c", user_names=USERS, accounting=accounting)
-        monkeypatch.setenv("SLURM_CONF", str(cluster.place.conf))
+def one_cluster(name: str, *, accounting: bool = False) -> Iterator[Cluster]:
+    """Up with the first worker that needs it, down with the last one that does."""
+    end_forgotten()
+    with home_of(name) as home:
+        with locked(home / "lock"):
+            up = clusters.find(home / "c")
+            cluster = up or clusters.up(home / "c", user_names=USERS, accounting=accounting)
         yield cluster
 
 
@@ -87,7 +100,8 @@ def home_of(name: str) -> Iterator[Path]:
     """The directory of a test cluster. Who uses it holds a shared lock on its file `users`; the last one ends it."""
     home = TEMPORARY / name
     with locked(TEMPORARY / f"{PREFIX}lock"):
-        home.mkdir(mode=0o711, exist_ok=True)
+        home.mkdir(exist_ok=True)
+        home.chmod(0o711)  # whatever the umask
         users = open(home / "users", "w")  # noqa: SIM115
         fcntl.flock(users, fcntl.LOCK_SH)
     try:

@@ -117,9 +117,9 @@ def test_accounting_knows_jobs_and_enforces_limits(accounting_cluster: Cluster) 
     assert cluster.run("sacctmgr", "-i", "modify", "user", "alice", "set", "qos+=small").returncode == 0
     refused = cluster.run("sbatch", "--qos=small", "-n8", "--wrap", "true", user="alice")
     assert "QOSMaxCpuPerJobLimit" in refused.stderr
-    assert cluster.run("sbatch", "--wait", "-n1", "--wrap", "true", user="alice", limit_s=LIMIT_S).returncode == 0
+    assert cluster.run("sbatch", "--wait", "-Jcounted", "--wrap", "true", user="alice", limit_s=LIMIT_S).returncode == 0
 
     def states() -> list[dict[str, str]]:
-        return cluster.slurm.accounts("sacct", ["User", "Account", "State"], "--allusers", "--allocations")
+        return cluster.slurm.accounts("sacct", ["User", "Account", "State"], "--allusers", "-X", "--name=counted")
 
     until(lambda: states() == [{"User": "alice", "Account": "dev", "State": "COMPLETED"}], "the job's record")

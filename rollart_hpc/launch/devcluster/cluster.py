@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pwd
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,14 +36,19 @@ class Cluster:
         return Slurm(self.place.conf)
 
     def command(self, command: Sequence[str], *, user: str = "", directory: Path | None = None) -> list[str]:
-        """The command that runs `command` where its jobs run: with the cluster's users, paths and process ids."""
+        """The command that runs `command` where its jobs run: with the cluster's users, paths and process ids.
+
+        A user starts at home with a fresh environment, as after a login: ours is not theirs to see.
+        """
+        conf = f"SLURM_CONF={self.place.conf}"
+        if not user:
+            return self.holder.enter(["env", conf, *command], directory=directory or Path("/"))
         home = self.place.homes / user
-        variables = [f"SLURM_CONF={self.place.conf}"]
-        if user:
-            variables += [f"USER={user}", f"LOGNAME={user}"]
-            variables += [f"HOME={home}"] if home.is_dir() else []
-        where = directory or (home if user and home.is_dir() else Path("/"))
-        return self.holder.enter(["env", *variables, *command], user=user, directory=where)
+        if not home.is_dir():
+            home = Path(pwd.getpwnam(user).pw_dir)
+        path = f"PATH={Path(sys.executable).parent}:{packages.SEARCH}"
+        fresh = ["env", "-i", conf, f"HOME={home}", f"USER={user}", f"LOGNAME={user}", "LANG=C.UTF-8", path]
+        return self.holder.enter([*fresh, *command], user=user, directory=directory or home)
 
     def run(
         self, *command: str, user: str = "", directory: Path | None = None, limit_s: float = 120.0

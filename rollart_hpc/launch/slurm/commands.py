@@ -99,11 +99,12 @@ class Slurm:
 
     def accounts(self, command: str, fields: Sequence[str], *options: str) -> list[dict[str, str]]:
         """sacct or sacctmgr: a row for each line, by the names of their fields."""
-        formatted = f"format={','.join(fields)}"
-        if command == "sacct":
-            formatted = f"--{formatted}"
-        text = self.run(command, *options, formatted, "--noheader", "--parsable2", f"--delimiter={SEPARATOR}")
-        return _rows(text, list(fields))
+        named, separator = ",".join(fields), SEPARATOR
+        form = [f"--format={named}", f"--delimiter={separator}"]
+        if command == "sacctmgr":  # it knows no other separator, and no such names hold it
+            form, separator = [f"format={named}"], "|"
+        text = self.run(command, *options, *form, "--noheader", "--parsable2")
+        return _rows(text, list(fields), separator)
 
     def records(self, *arguments: str) -> list[dict[str, str]]:
         """scontrol show: a record for each line."""
@@ -131,6 +132,6 @@ def is_installed(command: str = "sbatch") -> bool:
     return shutil.which(command) is not None
 
 
-def _rows(text: str, names: list[str]) -> list[dict[str, str]]:
-    lines = (line.split(SEPARATOR) for line in text.splitlines() if line.strip())
+def _rows(text: str, names: list[str], separator: str = SEPARATOR) -> list[dict[str, str]]:
+    lines = (line.split(separator) for line in text.splitlines() if line.strip())
     return [dict(zip(names, (value.strip() for value in line), strict=True)) for line in lines]

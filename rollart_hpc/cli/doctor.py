@@ -1,0 +1,54 @@
+"""`doctor`: would a run work at this site? A line for every check, with what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from rollart_hpc.cli.submit import run_root_of
+from rollart_hpc.config import packaged
+from rollart_hpc.config.load import load_site
+from rollart_hpc.config.rundir import run_root
+from rollart_hpc.errors import EXIT_ENVIRONMENT, UserError
+from rollart_hpc.launch import finding
+from rollart_hpc.launch.doctor.cheap import cheap_findings
+from rollart_hpc.launch.doctor.submit import ask_nodes
+from rollart_hpc.launch.finding import Finding
+from rollart_hpc.launch.slurm.commands import Slurm
+
+
+def doctor(args: argparse.Namespace) -> int:
+    site = load_site(args.site or _own_site())
+    if site.launcher != "slurm":
+        raise UserError(f"site {site.name} is one machine, not a cluster", "name a site file of a cluster with --site")
+    slurm = Slurm()
+    root = run_root_of(site) or run_root()
+    shown: list[Finding] = []
+
+    def show(found: list[Finding]) -> None:
+        shown.extend(found)
+        if not args.json:
+            for line in finding.lines(found):
+                print(line, flush=True)
+
+    show(cheap_findings(site, root, slurm))
+    if finding.has_failed(shown):
+        _say("no job was submitted: first correct what failed")
+    elif not args.no_jobs:
+        show(ask_nodes(site, root, slurm, args.wait_minutes * 60, _say))
+    if args.json:
+        print(json.dumps([one.as_dict() for one in shown], indent=1))
+    _say(finding.tally(shown))
+    return EXIT_ENVIRONMENT if finding.has_failed(shown) else 0
+
+
+def _own_site() -> str:
+    names = packaged.user_names("sites")
+    if len(names) != 1:
+        raise UserError("which site?", "name one with --site; `rollart-hpc site init` writes that of this cluster")
+    return names[0]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
