@@ -120,7 +120,7 @@ def _limits(slurm: Slurm, settings: dict[str, str]) -> Iterator[Finding]:
 
 def _disk(run_root: Path) -> Iterator[Finding]:
     """Free space is the file system's, a quota the user's: only writing tells about the second."""
-    place = next(path for path in (run_root, *run_root.parents) if path.exists())  # nothing is made here
+    place = next(path for path in (run_root, *run_root.parents) if os.path.exists(path))  # nothing is made
     test = place / f".doctor-{secrets.token_hex(4)}"
     try:
         with disk_errors(run_root), open(test, "wb") as file:
