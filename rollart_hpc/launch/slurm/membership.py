@@ -12,19 +12,17 @@ _ANYBODY = ("", "ALL", "(null)", "N/A")
 
 
 def is_open(partition: Partition) -> bool:
-    return os.geteuid() == 0 or partition.allow_groups in _ANYBODY or bool(_groups() & {*_names(partition)})
+    allowed = partition.allow_groups
+    return os.geteuid() == 0 or allowed in _ANYBODY or bool(own_groups() & set(allowed.split(",")))
 
 
-def _names(partition: Partition) -> list[str]:
-    return partition.allow_groups.split(",")
-
-
-def _groups() -> set[str]:
+def own_groups() -> set[str]:
+    """Names of this user's groups; a group without a name by its number."""
     name = pwd.getpwuid(os.geteuid()).pw_name
     found = set()
     for gid in os.getgrouplist(name, os.getegid()):
         try:
             found.add(grp.getgrgid(gid).gr_name)
         except KeyError:
-            continue
+            found.add(str(gid))
     return found

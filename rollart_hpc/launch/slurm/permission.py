@@ -7,7 +7,6 @@ refused at the door; Slurm itself has the last word (`submit.test_script`).
 from __future__ import annotations
 
 import getpass
-import grp
 import os
 from collections.abc import Iterator
 
@@ -18,6 +17,7 @@ from rollart_hpc.launch.plan import Component, Plan
 from rollart_hpc.launch.slurm.budget import seconds
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
 from rollart_hpc.launch.slurm.limits import Limits, exceeded
+from rollart_hpc.launch.slurm.membership import own_groups
 
 Record = dict[str, str]
 _ANY = ("", "ALL", "(null)", "N/A")
@@ -61,7 +61,7 @@ def _partition(own: Record, component: Component, minutes: int, asked: tuple[str
         if own.get(key, "").isdigit() and num_nodes > int(own[key]):
             yield f"a job may have {own[key]} nodes, this one needs {num_nodes}; ask for fewer processes"
     if os.getuid() != 0:  # root may use any
-        yield from _allowed("group", own.get("AllowGroups", ""), "", _groups())
+        yield from _allowed("group", own.get("AllowGroups", ""), "", own_groups())
     for what, value in (("account", account), ("QOS", qos)):
         allowed, denied = own.get(f"Allow{_key(what)}", ""), own.get(f"Deny{_key(what)}", "")
         if value:
@@ -78,16 +78,6 @@ def _allowed(what: str, allowed: str, denied: str, mine: set[str]) -> Iterator[s
         yield f"is open to {what} {allowed} only, you are in {shown}; ask for access, or use another partition"
     if denied not in _ANY and mine & set(denied.split(",")):
         yield f"is closed to {what} {shown}; use another {what} (job.{what.lower()}=...) or another partition"
-
-
-def _groups() -> set[str]:
-    names = set()
-    for number in os.getgrouplist(getpass.getuser(), os.getgid()):
-        try:
-            names.add(grp.getgrgid(number).gr_name)
-        except KeyError:
-            names.add(str(number))
-    return names
 
 
 def _time(text: str) -> str:
