@@ -26,10 +26,6 @@ class Place(Protocol):
         """How long the run may stay before it has to save and go."""
         ...
 
-    def warned(self) -> None:
-        """A signal says that little time is left."""
-        ...
-
     def start(
         self, order: Order, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()
     ) -> Child: ...
@@ -52,9 +48,6 @@ class LocalPlace:
 
     def left_s(self) -> float:
         return math.inf
-
-    def warned(self) -> None:
-        pass
 
     def start(
         self, order: Order, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()

@@ -6,7 +6,7 @@
     controller, by a crash             everything ends and starts again as the next attempt, new keys
     controller, 0 / 5 / 2 or 3         the run is finished / drained / has failed for a reason it logged
     SIGINT, SIGTERM, SIGHUP            the controller is asked to save and end; the second time all are killed
-    the place's time is up             the same; SIGUSR1 says so where nobody knows how much is left
+    SIGUSR1, the place's time is up    the same; whoever called may go on with the run later
     nothing moves                      stacks are dumped into the logs, the run ends
 
 Everything happens in one thread around one selector: pidfds, signals, the controller's first line,
@@ -16,7 +16,6 @@ its messages, and timers. A process the supervisor has started never outlives it
 from __future__ import annotations
 
 import json
-import math
 import os
 import selectors
 import signal
@@ -287,14 +286,7 @@ class Supervisor:
 
     def _interrupted(self) -> None:
         for number in self._signals.take():
-            if number != signal.SIGUSR1:
-                self._drain("signal", signal.Signals(number).name)
-                continue
-            self._place.warned()
-            if math.isfinite(self._place.left_s()):
-                self._note(f"the time of the job is up soon: {self._place.left_s():.0f} s are left before it must save")
-            else:  # Slurm may send it a minute early, but nobody knows better
-                self._drain("limit", "SIGUSR1")
+            self._drain("limit" if number == signal.SIGUSR1 else "signal", signal.Signals(number).name)
 
     def _drain(self, why: Why, cause: str) -> None:
         """Save a checkpoint and end the run, if there is somebody to save one."""

@@ -24,15 +24,10 @@ class Budget:
     def __init__(self, slurm: Slurm, job_id: int, margin_s: float) -> None:
         self._slurm, self._job_id, self._margin_s = slurm, job_id, margin_s
         self._end_s = math.inf  # on our monotonic clock
-        self._again = threading.Event()
         threading.Thread(target=self._ask_for_ever, name="budget", daemon=True).start()
 
     def left_s(self) -> float:
         return self._end_s - self._margin_s - time.monotonic()
-
-    def ask_again(self) -> None:
-        """Somebody has heard that the limit is near."""
-        self._again.set()
 
     def _ask_for_ever(self) -> None:
         wait_s = ASK_EVERY_S
@@ -45,8 +40,7 @@ class Budget:
                 wait_s = ASK_EVERY_S
                 if rows:
                     self._end_s = time.monotonic() + min(seconds(row["left"]) for row in rows)
-            self._again.wait(wait_s)
-            self._again.clear()
+            time.sleep(wait_s)
 
 
 def seconds(left: str) -> float:

@@ -54,9 +54,6 @@ class SlurmPlace:
     def left_s(self) -> float:
         return self._budget.left_s()
 
-    def warned(self) -> None:
-        self._budget.ask_again()
-
     def start(
         self, order: Order, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()
     ) -> Child:
