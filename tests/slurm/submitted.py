@@ -1,0 +1,94 @@
+"""A run on a test cluster, driven by the commands a user would type."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.launch.devcluster.cluster import Cluster
+from rollart_hpc.launch.slurm import record
+
+SMALL = Path(__file__).parent.parent / "runs" / "small.yaml"
+LIMIT_S = 240
+# In mode sync a step trains on what its own version played, and with `deterministic` it always plays the same.
+DETERMINISTIC = ("mode=sync", "deterministic=true", "flow.redundancy=0", "validation.plays=0", "checkpoint.every=0")
+# A step must last long enough that something can happen to the run in the middle.
+SLOWLY = "tasks.frozenlake.trouble.turn_latency.mean_s=0.3"
+ALONE = "job.sbatch.exclusive=true"  # nodes that no other run has
+
+
+def until(condition: Callable[[], Any], what: str, state: Callable[[], str] = str) -> Any:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline_s, f"waited too long for {what}\n{state()}"
+        time.sleep(0.2)
+    return found
+
+
+class Submitted:
+    def __init__(self, cluster: Cluster, directory: Path, model: Path) -> None:
+        self.cluster, self.run, self._model = cluster, RunDir(directory), model
+
+    def submit(self, *overrides: str) -> Submitted:
+        model = ("model.kind=directory", f"model.path={self._model}")
+        command = ("submit", str(SMALL), "--site", "dev", "--run-dir", str(self.run.path), *model, *overrides)
+        done = cli(*command)
+        assert done.returncode == 0, done.stderr
+        return self
+
+    def status(self) -> dict[str, Any]:
+        done = cli("status", str(self.run.path), "--json")
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def ledger(self) -> list[dict[str, Any]]:
+        path = self.run.ledger
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def begun(self) -> list[record.Began]:
+        return [line for line in record.read(self.run) if isinstance(line, record.Began)]
+
+    def hosts(self, hardware: str) -> list[str]:
+        """Of the newest start."""
+        return next(part.hosts for part in self.begun()[-1].parts if part.hardware == hardware)
+
+    @property
+    def job(self) -> int:
+        return self.begun()[-1].job
+
+    def until_steps(self, count: int) -> None:
+        self.until(lambda: len(self.ledger()) >= count, f"{count} steps")
+
+    def until_begun(self, count: int) -> None:
+        self.until(lambda: len(self.begun()) >= count, f"start {count}")
+
+    def until_over(self) -> dict[str, Any]:
+        over = ("finished", "failed", "killed", "cancelled", "drained")
+        self.until(lambda: self.status()["state"] in over, "the end")
+        return self.status()
+
+    def until(self, condition: Callable[[], Any], what: str) -> None:
+        until(condition, what, self.told)
+
+    def processes(self, *more: str) -> list[str]:
+        """Of this run, on all nodes: lines of `ps` that hold its directory and these words."""
+        lines = self.cluster.run("ps", "-eo", "pid,args").stdout.splitlines()
+        wanted = (f"--run-dir {self.run.path}", *more)
+        return [line for line in lines if all(word in line for word in wanted)]
+
+    def told(self) -> str:
+        paths = sorted([*self.run.job_logs.glob("*"), *self.run.attempts.glob("*/logs/*.log")])
+        queue = self.cluster.run("squeue", "--states=all").stdout
+        return queue + "\n".join(f"--- {path}\n{path.read_text()[-1500:]}" for path in paths)
+
+
+def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rollart_hpc.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S, cwd="/")

@@ -1,0 +1,85 @@
+"""Failures of a cluster by name, one after the other in one run: what breaks, and that the run goes on or is gone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollart_hpc.launch.devcluster.cluster import Cluster
+from rollart_hpc.launch.slurm import record
+from tests.slurm.submitted import ALONE, SLOWLY, Submitted, until
+
+STEPS = 1000
+
+
+@pytest.fixture
+def run(own_cluster: Cluster, tiny_model: Path) -> Iterator[Submitted]:
+    """Where other users may look if its own mode lets them."""
+    parent = own_cluster.place.path.parent / "runs"
+    parent.mkdir(mode=0o755)
+    one = Submitted(own_cluster, parent / "a run", tiny_model)
+    yield one.submit(
+        f"steps={STEPS}", "validation.plays=0", "checkpoint.every=1", "timeouts.silence_s=4", SLOWLY, ALONE
+    )
+    shutil.rmtree(parent, ignore_errors=True)
+
+
+def test_slurmctld_down_drained_node_dead_slurmd_other_users_scancel(run: Submitted) -> None:
+    run.until_steps(1)
+    another_user_can_neither_read_nor_join(run)
+    slurmctld_is_down_for_30_s_and_the_run_goes_on(run)
+    drained, dead = run.hosts("h20"), run.hosts("h800")
+    a_drained_node_is_used_to_the_end(run, drained[0])
+    dead_slurmd_under_an_engine_requeues_and_the_old_attempt_is_fenced(run, dead[0])
+    assert not {*drained, *dead} & {*run.hosts("h20"), *run.hosts("h800")}
+    scancel_leaves_nothing(run)
+
+
+def another_user_can_neither_read_nor_join(run: Submitted) -> None:
+    assert stat.S_IMODE(run.run.path.stat().st_mode) == 0o700
+    assert run.cluster.run("ls", str(run.run.path.parent), user="bob").returncode == 0
+    assert "Permission denied" in run.cluster.run("ls", str(run.run.path), user="bob").stderr
+    join = (sys.executable, "-m", "rollart_hpc.cli", "join", str(run.run.path), "reward")
+    refused = run.cluster.run(*join, user="bob")
+    assert refused.returncode != 0 and "joining" not in refused.stderr
+
+
+def slurmctld_is_down_for_30_s_and_the_run_goes_on(run: Submitted) -> None:
+    began_s = time.monotonic()
+    run.cluster.signal_daemon("slurmctld")
+    before = len(run.ledger())
+    run.until(lambda: time.monotonic() - began_s > 30 and len(run.ledger()) > before, "a step without slurmctld")
+    run.cluster.start_daemon("slurmctld")
+    until(lambda: run.cluster.run("scontrol", "ping").stdout.count("UP"), "slurmctld")
+    assert run.status()["state"] == "running" and len(run.begun()) == 1
+
+
+def a_drained_node_is_used_to_the_end(run: Submitted, host: str) -> None:
+    run.cluster.slurm.run("scontrol", "update", f"NodeName={host}", "State=DRAIN", "Reason=test")
+    run.until_steps(len(run.ledger()) + 1)
+    assert len(run.begun()) == 1
+
+
+def dead_slurmd_under_an_engine_requeues_and_the_old_attempt_is_fenced(run: Submitted, host: str) -> None:
+    assert run.processes("roles.engine", "--attempt 1 ")
+    run.cluster.signal_daemon(f"slurmd-{host}")
+    run.until_begun(2)
+    run.until(lambda: run.status()["attempt"] == 2 and run.status()["state"] == "running", "the second attempt")
+    run.until(lambda: not run.processes("roles.", "--attempt 1 "), "the end of what survived on the dead node")
+    run.until_steps(len(run.ledger()) + 1)
+    assert run.ledger()[-1]["attempt"] == 2
+    assert host in record.bad_hosts(record.read(run.run))
+
+
+def scancel_leaves_nothing(run: Submitted) -> None:
+    run.cluster.slurm.run("scancel", str(run.job))
+    run.until(lambda: not run.processes(), "the end of all processes")
+    run.until(lambda: run.status()["state"] == "cancelled", "state cancelled")
+    assert not os.path.exists(run.run.store_root)

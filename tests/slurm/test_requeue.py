@@ -1,0 +1,49 @@
+"""A run that is preempted and then reaches its time limit ends with the weights of one that nobody disturbed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollart_hpc.launch.devcluster.cluster import Cluster
+from rollart_hpc.observe import ledger
+from tests.slurm.submitted import ALONE, DETERMINISTIC, SLOWLY, Submitted
+
+STEPS = 8
+
+
+def test_preempted_and_out_of_time_to_the_same_weights(own_cluster: Cluster, tmp_path: Path, tiny_model: Path) -> None:
+    """Both at once: the second run is not disturbed by what happens to the first."""
+    slurm = own_cluster.slurm
+    settings = (*DETERMINISTIC, SLOWLY, f"steps={STEPS}")
+    disturbed = Submitted(own_cluster, tmp_path / "a run", tiny_model).submit(*settings, ALONE, "job.signal_s=45")
+    disturbed.until_begun(1)
+    other = Submitted(own_cluster, tmp_path / "other", tiny_model).submit(*settings)
+
+    disturbed.until_steps(1)
+    (host,) = disturbed.hosts("h800")
+    slurm.run("sbatch", "--partition=urgent", f"--nodelist={host}", "--exclusive", "--output=/dev/null",
+              "--time=1", "--wrap=true")  # fmt: skip
+    disturbed.until_begun(2)
+    disturbed.until_steps(len(disturbed.ledger()) + 1)
+    slurm.run("scontrol", "update", f"JobId={disturbed.job}", "EndTime=now+60")
+    disturbed.until_begun(3)
+    slurm.run("scontrol", "update", f"JobId={disturbed.job}", "TimeLimit=60")
+
+    status = disturbed.until_over()
+    assert (status["state"], status["step"], status["attempt"]) == ("finished", STEPS, 3), disturbed.told()
+    assert [start.restart for start in disturbed.begun()] == [0, 1, 2]
+    assert set(status["gpu_hours"]) == {"h800", "h20"}
+    check_ledger(disturbed)
+
+    status = other.until_over()
+    assert (status["state"], status["step"], status["attempt"]) == ("finished", STEPS, 1), other.told()
+    check_ledger(other)
+    assert disturbed.ledger()[-1]["digest"] == other.ledger()[-1]["digest"]
+    assert not disturbed.processes() and not other.processes()
+
+
+def check_ledger(run: Submitted) -> None:
+    """Each step once: what was in flight when the job was ended was saved, or had not begun to train."""
+    lines = ledger.read(run.run.ledger)
+    assert [line.version for line in lines] == list(range(1, STEPS + 1))
+    assert not ledger.problems(lines, group_size=2, alpha=0)
