@@ -31,10 +31,12 @@ def stay_offline() -> None:
         os.environ.setdefault(name, value)
 
 
-def stay_if_told() -> None:
+def stay_if_told() -> bool:
     """Slurm tells every process of a job at once that its time is up, but a checkpoint needs all of them once more."""
-    if os.environ.pop(STAYS_VARIABLE, ""):
+    stays = bool(os.environ.pop(STAYS_VARIABLE, ""))
+    if stays:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return stays
 
 
 def end_with_parent() -> None:

@@ -44,7 +44,7 @@ from rollart_hpc.launch.signals import Signals
 from rollart_hpc.launch.watchdog import Watchdog
 from rollart_hpc.wire.keys import load_client, make_keys
 from rollart_hpc.wire.link import Link, LinkClosed
-from rollart_hpc.wire.messages import Drain, Exited, Hello, Message
+from rollart_hpc.wire.messages import Drain, Exited, Hello, Message, Warned
 
 TICK_S = 1.0  # how often the status is looked at
 WELCOME_S = 20.0  # the controller answers the supervisor within
@@ -308,11 +308,12 @@ class Supervisor:
         self._outcome = "drained"
 
     def _hear(self) -> None:
-        """The controller has nothing to ask of the supervisor; that it died is told by its pidfd."""
+        """What the controller passes on; that it died is told by its pidfd."""
         assert self._link is not None
         try:
-            while self._link.recv(0) is not None:
-                pass
+            while (received := self._link.recv(0)) is not None:
+                if isinstance(received[0], Warned):
+                    self._drain("signal", f"{received[0].name} was told that its time will be up")
         except LinkClosed as error:
             self._note(str(error))
             self._close_link("closed")

@@ -94,6 +94,8 @@ class Controller:
             log.warning("%s sent a %s that can't be read: %s", name, type(message).__name__, error)
             self.hub.counters["bad_messages"] += 1
             return
+        if isinstance(message, ms.Warned):
+            self.hub.send("supervisor", message)
         self.journal.saw(message)
         self._keep(message, frames)
         if event is not None:

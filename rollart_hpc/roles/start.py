@@ -22,6 +22,7 @@ import secrets
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,7 @@ class Start:
     ready_fd: int | None = None  # controller: where to write its address once it listens
     control: str = "lo"  # controller: interface or network it listens on; "" = the host's own
     ports: str = ""  # controller: the range it may use, e.g. 40000-40100
+    stays: bool = False  # SIGTERM does not end it, but is passed on to the supervisor
     data: str | None = None  # interface or network of the data plane; None = the one that reaches the controller
 
 
@@ -83,7 +85,7 @@ def parse(role: Role, arguments: list[str] | None = None) -> Start:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     end_with_parent()
     stay_offline()
-    stay_if_told()
+    stays = stay_if_told()
     run = RunDir(args.run_dir)
     return Start(
         role=role,
@@ -104,6 +106,7 @@ def parse(role: Role, arguments: list[str] | None = None) -> Start:
         control=args.control,
         ports=args.ports,
         data=args.data,
+        stays=stays,
     )
 
 
@@ -160,7 +163,7 @@ def connect(start: Start, *, capacity: int = 0, **hello: Any) -> Link:
     """Say Hello to the controller and wait for its Welcome. `hello`: further fields of `messages.Hello`."""
     from rollart_hpc.wire import keys
     from rollart_hpc.wire.link import Link
-    from rollart_hpc.wire.messages import Hello
+    from rollart_hpc.wire.messages import Hello, Warned
 
     message = Hello(
         role=start.role,
@@ -174,7 +177,11 @@ def connect(start: Start, *, capacity: int = 0, **hello: Any) -> Link:
         pid=os.getpid(),
         **hello,
     )
-    return Link(find_address(start), keys.load_client(start.run.keys(start.attempt)), message)
+    link = Link(find_address(start), keys.load_client(start.run.keys(start.attempt)), message)
+    if start.stays and threading.current_thread() is threading.main_thread():
+        # Before it preempts a job Slurm signals the steps, but not the batch script: the supervisor hears it from us.
+        signal.signal(signal.SIGTERM, lambda *_: link.send(Warned(start.name)))
+    return link
 
 
 def run_role(role: Role, main: Callable[[Start], int | None]) -> NoReturn:

@@ -90,6 +90,12 @@ class Exited(Message):
     code: int
 
 
+class Warned(Message):
+    """worker -> controller -> supervisor: the machine told this process (SIGTERM) that its time will be up."""
+
+    name: str
+
+
 class Drain(Message):
     """supervisor -> controller: save a checkpoint, then stop the run (`reason`: cancelled, limit)."""
 
@@ -382,7 +388,7 @@ class Saved(Message):
 
 
 AnyMessage = Union[
-    Hello, Welcome, Refused, WhoAreYou, Heartbeat, HeartbeatAck, Bye, Stop, Exited, Drain,
+    Hello, Welcome, Refused, WhoAreYou, Heartbeat, HeartbeatAck, Bye, Stop, Exited, Warned, Drain,
     Play, Cancel, TurnWanted, Resend, Ended,
     Generate, Abort, Forget, PrefixMissing, Prefilled, Generated,
     Published, Adopt, Held, TransferOffer, TransferReady, TransferJoin, TransferFailed, TransferSent,

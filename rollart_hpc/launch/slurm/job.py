@@ -4,7 +4,8 @@ Carries out the plan on the nodes the job was given, and decides what follows it
 
     finished                        exit 0
     the time is up                  checkpoint, requeue: the same job goes on with the next attempt
-    SIGTERM (preemption, scancel)   checkpoint if there is time; Slurm starts the job again, or does not
+    preemption (SIGTERM)            checkpoint if there is time, requeue unless Slurm has done so
+    scancel (SIGTERM)               checkpoint if there is time, the end
     a node failed                   Slurm starts the job again; if a role failed first, it is requeued from here
     anything else                   exit 2 or 3, the job fails
 
@@ -80,7 +81,10 @@ class Job:
             return 0
         if why == "limit":
             return self._requeue("the time of the job was up")
-        self._end(*self._why_terminated())
+        state, reason = self._why_terminated()
+        if state == "drained":
+            return self._requeue(reason)
+        self._end(state, reason)
         return EXIT_DRAINED
 
     def _supervise(self) -> tuple[str, Why]:
@@ -157,7 +161,7 @@ class Job:
         return 0
 
     def _why_terminated(self) -> tuple[str, str]:
-        """Slurm sends the same signal to a job that it cancels and to one that it will start again."""
+        """Slurm sends the same signal to a job that it cancels, will start again, or will end after a time of grace."""
         if not record.is_cancelled(record.read(self.run)):
             try:
                 known = self.slurm.records("show", "job", str(self.allocation.leader))[0]
@@ -165,6 +169,8 @@ class Job:
                 return "drained", f"ended by a signal; {error.what}"
             if int(known.get("Restarts", "0")) > self.allocation.restart:
                 return REQUEUED, "preempted, or requeued by hand"
+            if known.get("JobState") == "RUNNING":
+                return "drained", "about to be preempted, or signalled by hand"
         return "cancelled", "the job was cancelled"
 
     def _report(self) -> None:
