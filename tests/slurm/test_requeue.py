@@ -8,7 +8,7 @@ from rollart_hpc.launch.devcluster.cluster import Cluster
 from rollart_hpc.observe import ledger
 from tests.slurm.submitted import ALONE, DETERMINISTIC, SLOWLY, Submitted
 
-STEPS = 8
+STEPS = 6
 
 
 def test_preempted_and_out_of_time_to_the_same_weights(own_cluster: Cluster, tmp_path: Path, tiny_model: Path) -> None:
