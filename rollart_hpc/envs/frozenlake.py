@@ -4,6 +4,9 @@ The map comes from the seed, through gymnasium. Every turn tells where the agent
 next to it, "trail" being where it has been:
 
     row 0 column 1 left trail down ice right hole up wall    ->    down
+
+For models that can read, `explained` puts the rules before the first turn and takes the last word of an answer for the
+move, whatever was thought before it.
 """
 
 from __future__ import annotations
@@ -16,12 +19,17 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_m
 from rollart_hpc.envs.contract import Turn
 
 MOVES = {"left": (0, 0, -1), "down": (1, 1, 0), "right": (2, 0, 1), "up": (3, -1, 0)}
+RULES = (
+    "You walk over a frozen lake from the upper left corner to the goal in the lower right one. Holes end the walk. "
+    "Each turn tells where you stand and what lies on your four sides. End your answer with one of the words left, "
+    "down, right, up.\n"
+)
 CELLS = {"H": "hole", "G": "goal", "F": "ice", "S": "ice"}
 
 
 class FrozenLake:
-    def __init__(self, size: int = 4, frozen: float = 0.8, max_turns: int = 10) -> None:
-        self.size, self.frozen, self.max_turns = size, frozen, max_turns
+    def __init__(self, size: int = 4, frozen: float = 0.8, max_turns: int = 10, explained: bool = False) -> None:
+        self.size, self.frozen, self.max_turns, self.explained = size, frozen, max_turns, explained
 
     def reset(self, seed: int) -> str:
         self.map: list[str] = generate_random_map(size=self.size, p=self.frozen, seed=seed)
@@ -31,11 +39,11 @@ class FrozenLake:
         self.reached = self.fell = False
         self.distances = self._distances()
         self.first = self.best = self.distances[(0, 0)]
-        return self._observation()
+        return RULES * self.explained + self._observation()
 
     def step(self, response: str) -> Turn:
         self.turns += 1
-        word = response.strip()
+        word = _last_word(response) if self.explained else response.strip()
         if word in MOVES:
             self._move(MOVES[word][0])
         else:
@@ -89,3 +97,8 @@ class FrozenLake:
 
     def _cell_is_safe(self, row: int, column: int) -> bool:
         return 0 <= row < self.size and 0 <= column < self.size and self.map[row][column] != "H"
+
+
+def _last_word(response: str) -> str:
+    words = response.lower().split()
+    return words[-1].strip(".,!*\"'") if words else ""

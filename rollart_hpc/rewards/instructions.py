@@ -11,11 +11,13 @@ from difflib import SequenceMatcher
 
 from rollart_hpc.rewards.contract import Score, Transcript
 
+THOUGHT = "</think>"  # what a model thinks before its answer is its own business
+
 
 def followed(transcript: Transcript, item_weight: float = 0.5) -> Score:
     """Credit: how far the text agrees letter by letter and, with `item_weight`, how many items do."""
     expected: list[str] = list(transcript.outcome["items"])
-    response = transcript.turns[-1][1].strip() if transcript.turns else ""
+    response = transcript.turns[-1][1].split(THOUGHT)[-1].strip() if transcript.turns else ""
     items = [item.strip() for item in response.split(",")]
     if items == expected:
         return Score(1.0, True)

@@ -4,6 +4,7 @@ python tests/acceptance/run.py quickstart [--seeds 0 1 2 3 4]
 python tests/acceptance/run.py modes
 python tests/acceptance/run.py slurm        # needs root on Debian or Ubuntu: it starts a development cluster
 python tests/acceptance/run.py backends     # likewise
+python tests/acceptance/run.py smollm2
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tests.acceptance.backends import backends
 from tests.acceptance.modes import modes
 from tests.acceptance.quickstart import quickstart
 from tests.acceptance.slurm import slurm
+from tests.acceptance.smollm2 import smollm2
 
 
 def main() -> int:
@@ -35,6 +37,7 @@ def main() -> int:
             "modes": modes,
             "slurm": lambda: slurm(keep),
             "backends": lambda: backends(keep),
+            "smollm2": lambda: smollm2(keep),
         }
         unknown = set(args.parts) - set(parts)
         if unknown:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rollart_hpc.envs.frozenlake import MOVES, FrozenLake
+from rollart_hpc.envs.frozenlake import MOVES, RULES, FrozenLake
 
 DIRECTIONS = ("left", "down", "right", "up")
 
@@ -92,3 +92,11 @@ def test_legal_answers_are_moves_and_outcomes_are_json(seed: int) -> None:
     assert json.loads(json.dumps(outcome)) == outcome
     assert 0.0 <= outcome["progress"] <= 1.0
     env.close()
+
+
+def test_for_readers_the_rules_come_first_and_the_last_word_counts() -> None:
+    plain, told = FrozenLake(), FrozenLake(explained=True)
+    assert told.reset(3) == RULES + plain.reset(3)
+    for answer, move in (("<think>up?</think>\n\n**Down.**", "down"), ("Let me go right", "right"), ("", "")):
+        assert told.step(answer).observation == plain.step(move).observation
+    assert told.outcome()["invalid"] == plain.outcome()["invalid"] == 1

@@ -12,7 +12,10 @@ def score(response: str, **params: float) -> Score:
     return followed(Transcript("instructions", [("...", response)], {"kind": "reverse", "items": ITEMS}), **params)
 
 
-@pytest.mark.parametrize("response", ["fish, salt, moon", "fish,salt,moon", " fish , salt , moon\n"])
+@pytest.mark.parametrize(
+    "response",
+    ["fish, salt, moon", "fish,salt,moon", " fish , salt , moon\n", "<think>a, b</think>\n\nfish, salt, moon"],
+)
 def test_the_list_and_nothing_else_succeeds(response: str) -> None:
     assert score(response) == Score(1.0, True)
 
