@@ -15,11 +15,16 @@ class Gpu(NamedTuple):
     tflops: float  # dense, BF16
     memory_gb: float
     bandwidth_tb_s: float  # of its memory
-    cost: float  # of an hour, relative to an H20
+    cost: float  # of an hour, relative to an H20; 0 where we know none: the site file may say it
 
 
-# From the ROLLART paper's table of GPUs.
+# The first two from the ROLLART paper's table of GPUs, the others (SXM variants) from their vendor's data sheets.
 GPUS = {
     "h800": Gpu(tflops=989.5, memory_gb=80, bandwidth_tb_s=3.35, cost=2.85),
     "h20": Gpu(tflops=148.0, memory_gb=96, bandwidth_tb_s=4.0, cost=1.0),
+    "h100": Gpu(tflops=989.5, memory_gb=80, bandwidth_tb_s=3.35, cost=0.0),
+    "h200": Gpu(tflops=989.5, memory_gb=141, bandwidth_tb_s=4.8, cost=0.0),
+    "a100": Gpu(tflops=312.0, memory_gb=80, bandwidth_tb_s=2.04, cost=0.0),
+    "a800": Gpu(tflops=312.0, memory_gb=80, bandwidth_tb_s=2.04, cost=0.0),
+    "l40s": Gpu(tflops=362.0, memory_gb=48, bandwidth_tb_s=0.864, cost=0.0),
 }

@@ -18,6 +18,7 @@ from pathlib import Path
 from string import Template
 
 from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.files import write_json
 
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
 _TEMPLATES = (_PACKAGE / "slurm" / "devcluster", _PACKAGE.parent / "slurm" / "devcluster")  # installed, checkout
@@ -106,6 +107,7 @@ def make_place(path: Path, nodes: list[Node]) -> Place:
     path.chmod(0o711)
     for directory in (place.private, place.logs, place.private / "state", place.private / "pid"):
         directory.mkdir(mode=0o700)
+    write_json(place.holder, {})  # from now on it is known as a cluster's, whatever happens
     for directory in (place.munge_socket.parent, place.spool, place.tmp, place.devices, place.homes):
         directory.mkdir()
         directory.chmod(0o755)
@@ -188,7 +190,11 @@ def make_devices(place: Place, nodes: list[Node]) -> None:
     for kind in {(node.gpu, node.gpus) for node in nodes if node.gpus}:
         for i in range(kind[1]):
             device = place.devices / f"{kind[0]}_{i}"
-            os.mknod(device, 0o020666, null)
+            try:
+                os.mknod(device, 0o020666, null)
+            except PermissionError:
+                what = f"device files can't be made in {place.devices}"
+                raise SiteError(what, "a container needs the capability MKNOD for them") from None
             device.chmod(0o666)
 
 

@@ -42,13 +42,13 @@ class Holder:
         return [*start, *change, "env", f"--chdir={directory}", *command]
 
     def end(self) -> None:
-        """Kill everything inside; returns when the namespaces' first process is gone."""
+        """Kill everything inside; returns when all of it is gone."""
         first = _children(self.pid)
         with suppress(ProcessLookupError):
             if self.is_alive:
                 os.kill(self.pid, signal.SIGKILL)
         deadline = time.monotonic() + _LIMIT_S
-        while self.is_alive or any(Path(f"/proc/{pid}/ns/mnt").exists() and _is_first(pid) for pid in first):
+        while self.is_alive or any(_is_first(pid) and not _is_dead(pid) for pid in first):
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, os.WNOHANG)  # if it is ours
             if time.monotonic() > deadline:
@@ -93,6 +93,13 @@ def _children(pid: int) -> list[int]:
     with suppress(OSError):
         return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
+
+
+def _is_dead(pid: int) -> bool:
+    """A first process is a zombie only when every other process of its namespace is gone."""
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+    return True
 
 
 def _is_first(pid: int) -> bool:
