@@ -23,7 +23,7 @@ def find_conflicts(config: RunConfig) -> list[str]:
     """Every reason why this run can't be carried out."""
     found = [*_name(config), *_tasks(config), *_model(config), *_deterministic(config), *_processes(config)]
     found.extend(find_option_problems("job.sbatch", config.job.sbatch))
-    found.extend([*_engine(config), *_split(config)])
+    found.extend([*_engine(config), *_split(config), *_trainer(config)])
     for name, task in config.tasks.items():
         found.extend(f"tasks.{name}.{problem}" for problem in _task(task))
     return found
@@ -137,6 +137,18 @@ def _engine(config: RunConfig) -> Iterator[str]:
         return
     if config.engine.vllm:
         yield f"engine.vllm: set, but engine.kind is {config.engine.kind}; write engine.kind: vllm or leave it out"
+
+
+def _trainer(config: RunConfig) -> Iterator[str]:
+    trainer, sizes = config.trainer, config.trainer.megatron
+    per_replica = sizes.tensor_parallel * sizes.pipeline_parallel
+    if trainer.kind == "megatron" and trainer.ranks % per_replica:
+        yield (
+            f"trainer.ranks: {trainer.ranks} can't be divided into replicas of {per_replica} "
+            f"(trainer.megatron: tensor_parallel {sizes.tensor_parallel} x pipeline_parallel {sizes.pipeline_parallel})"
+        )
+    if trainer.kind == "fsdp" and per_replica > 1:
+        yield "trainer.megatron: parallel sizes have no meaning with trainer.kind: fsdp; set trainer.kind: megatron"
 
 
 def _engines(config: RunConfig, pool: str) -> int:

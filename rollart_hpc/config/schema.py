@@ -141,9 +141,19 @@ class LoraConfig:
 
 
 @dataclass
+class MegatronConfig:
+    """How kind: megatron spreads a model; what is left of the ranks are replicas."""
+
+    tensor_parallel: int = key(1, "ranks that share every layer", low=1)
+    pipeline_parallel: int = key(1, "stages that the layers are divided into", low=1)
+    vocabulary_multiple: int = key(128, "rows of the vocabulary on each rank are padded to a multiple of this", low=1)
+
+
+@dataclass
 class TrainerConfig:
-    kind: str = key("fsdp", "training backend", choices=("fsdp",))
-    ranks: int = key(1, "data-parallel processes", low=1)
+    kind: str = key("fsdp", "training backend", choices=("fsdp", "megatron"))
+    ranks: int = key(1, "processes of the trainer", low=1)
+    megatron: MegatronConfig = part(MegatronConfig, "parallel sizes of kind: megatron")
     lr: float = key(1e-3, "learning rate", low=0)
     warmup_steps: int = key(0, "linear warm-up", low=0)
     schedule: str = key(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def main(start: Start) -> None:
-    from rollart_hpc.trainers.fsdp import FsdpTrainer
+    from rollart_hpc.trainers.kinds import make_trainer
     from rollart_hpc.trainers.service import PART, Follower, Leader
     from rollart_hpc.trainers.world import open_world, rank_errors, set_up_cpu
 
@@ -25,7 +25,7 @@ def main(start: Start) -> None:
     rendezvous = start.run.trainer_rendezvous(start.attempt)
     world = open_world(start.rank, start.ranks, start.config.trainer.device, rendezvous, host)
     with rank_errors(), Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
-        trainer = FsdpTrainer(start.config, start.run.model, world)
+        trainer = make_trainer(start.config, start.run.model, world)
         if start.checkpoint is not None:
             trainer.load(start.checkpoint / PART)
         is_leader = start.rank == 0

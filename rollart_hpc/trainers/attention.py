@@ -36,11 +36,11 @@ def packed_attention(
     if unknown:
         raise SiteError(f"{type(module).__name__} needs {', '.join(unknown)}, which can't be trained", "see model.path")
     parts = zip(query.split(sample_lengths, 2), key.split(sample_lengths, 2), value.split(sample_lengths, 2))
-    done = [_attend(q, k, v, scaling, sliding_window) for q, k, v in parts]
+    done = [attend(q, k, v, scaling, sliding_window) for q, k, v in parts]
     return torch.cat(done, dim=2).transpose(1, 2), None
 
 
-def _attend(
+def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None, window: int | None
 ) -> torch.Tensor:
     num_tokens = q.shape[2]

@@ -47,6 +47,7 @@ class StepTrainer(ABC):
         self._world = world
         self._replica = replica
         self._num_replicas = num_replicas
+        self._tallies = True  # one rank of a replica does
         self._tally = Tally()
         self._num_bins = 0  # dealt since the last step
         self._held: list[TrainGroup] = []
@@ -169,7 +170,8 @@ class StepTrainer(ABC):
             reference=reference,
         )
         loss = (terms.loss * micro.weights).sum()
-        self._tally.add(micro, terms, version=self.version, loss=loss, new=new)
+        if self._tallies:
+            self._tally.add(micro, terms, version=self.version, loss=loss, new=new)
         return loss
 
     def _add_up(self) -> None:

@@ -42,7 +42,9 @@ def make_config(**changes: object) -> RunConfig:
     return config
 
 
-def make_record(rng: np.random.Generator, num_tokens: int, version: int = 0) -> TokenRecord:
+def make_record(
+    rng: np.random.Generator, num_tokens: int, version: int = 0, vocabulary: int = VOCABULARY
+) -> TokenRecord:
     """Observed and sampled stretches in turn, beginning with an observed one."""
     versions = np.full(num_tokens, OBSERVED, np.int32)
     at, is_sampled = int(rng.integers(1, 4)), True
@@ -52,10 +54,12 @@ def make_record(rng: np.random.Generator, num_tokens: int, version: int = 0) -> 
             versions[at : at + length] = version
         at, is_sampled = at + length, not is_sampled
     logprobs = np.where(versions >= 0, -rng.uniform(0.5, 6.0, num_tokens), 0.0).astype(np.float32)
-    return TokenRecord(rng.integers(0, VOCABULARY, num_tokens).astype(np.int32), logprobs, versions)
+    return TokenRecord(rng.integers(0, vocabulary, num_tokens).astype(np.int32), logprobs, versions)
 
 
-def make_groups(seed: int, num_groups: int = 4, group_size: int = 3, longest: int = 40) -> list[TrainGroup]:
+def make_groups(
+    seed: int, num_groups: int = 4, group_size: int = 3, longest: int = 40, vocabulary: int = VOCABULARY
+) -> list[TrainGroup]:
     """Every third trajectory has two samples."""
     rng = np.random.default_rng(seed)
     groups = []
@@ -64,7 +68,7 @@ def make_groups(seed: int, num_groups: int = 4, group_size: int = 3, longest: in
         for member in range(group_size):
             reward = float(rng.normal())
             for _ in range(2 if member % 3 == 2 else 1):
-                record = make_record(rng, int(rng.integers(5, longest)))
+                record = make_record(rng, int(rng.integers(5, longest)), vocabulary=vocabulary)
                 group.samples.append(Sample(f"{g}.{member}", g, "task", record, reward))
         groups.append(group)
     return groups

@@ -1,0 +1,37 @@
+"""Packed attention where there is no Transformer Engine. Owns one module that stands in megatron's layer spec.
+
+megatron's own torch attention knows no packed (`thd`) samples; this one takes the same arguments as Transformer
+Engine's, so that models and schedules do not differ between a CPU and a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rollart_hpc.trainers.attention import attend
+
+
+class PackedAttention(torch.nn.Module):
+    """Causal within each sample, nothing across samples."""
+
+    def __init__(self, *, softmax_scale: float | None = None, **_: Any) -> None:
+        super().__init__()
+        self._scale = softmax_scale
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: None,
+        *,
+        packed_seq_params: Any,
+        **_: Any,
+    ) -> torch.Tensor:
+        """[tokens, heads, head_dim] each, with fewer heads in key and value if queries share them."""
+        lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
+        parts = zip(*(tensor.transpose(0, 1)[None].split(lengths, 2) for tensor in (query, key, value)), strict=True)
+        done = [attend(q, k, v, self._scale, None) for q, k, v in parts]
+        return torch.cat(done, dim=2)[0].transpose(0, 1)

@@ -1,0 +1,103 @@
+"""Weights in from a Hugging Face directory, out to rank 0. Owns reading and gathering; `layout` says what lies where.
+
+Both go weight by weight: beside the model no rank holds more than one weight, joined, and what it is joined from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+
+from rollart_hpc.errors import SiteError
+from rollart_hpc.files import read_json
+from rollart_hpc.trainers.megatron.layout import Weight
+
+Parameters = dict[str, torch.nn.Parameter]
+
+
+class Place(NamedTuple):
+    """Of this rank among all."""
+
+    rank: int
+    tensor_rank: int
+    tensor_ranks: tuple[int, ...]  # world ranks of its tensor parallel group
+    tensor_group: dist.ProcessGroup
+    stage: int
+    replica: int
+    heads: tuple[int, ...]  # world rank of the first rank of each stage in replica 0
+
+
+def read_into(parameters: Parameters, table: list[Weight], place: Place, directory: Path) -> None:
+    """Fill this stage's shards."""
+    files = _Files(directory)
+    wanted = {weight.name: weight for weight in table if weight.stage == place.stage}
+    assert wanted.keys() == parameters.keys(), f"parameters differ: {sorted(wanted.keys() ^ parameters.keys())}"
+    tensor = len(place.tensor_ranks)
+    with torch.no_grad():
+        for name, weight in wanted.items():
+            joined = weight.join([files.get(source) for source in weight.sources])
+            if tuple(joined.shape) != weight.joined_shape:
+                what = f"{directory}: {', '.join(weight.sources)} make {tuple(joined.shape)}"
+                raise SiteError(f"{what}, expected {weight.joined_shape}", "compare its config.json")
+            parameters[name].copy_(weight.shard(joined, place.tensor_rank, tensor))
+
+
+def gathered(parameters: Parameters, table: list[Weight], place: Place) -> Iterator[tuple[str, torch.Tensor]]:
+    """Hugging Face tensors, on rank 0 only. Every rank must go through it."""
+    device, dtype = _kind(parameters)
+    for weight in table:
+        if weight.is_copy or place.replica:
+            continue
+        head = place.heads[weight.stage]
+        joined = None
+        if place.stage == weight.stage:
+            joined = _unshard(parameters[weight.name].detach(), weight, place)
+        if head != 0:  # megatron numbers ranks by stage: rank 0 is in the first one
+            if place.rank == head:
+                assert joined is not None
+                dist.send(joined.contiguous(), dst=0)
+            elif place.rank == 0:
+                joined = torch.empty(weight.joined_shape, device=device, dtype=dtype)
+                dist.recv(joined, src=head)
+        if place.rank == 0:
+            assert joined is not None
+            yield from weight.part(joined)
+
+
+def _unshard(shard: torch.Tensor, weight: Weight, place: Place) -> torch.Tensor | None:
+    """On the first rank of the tensor parallel group."""
+    if weight.split is None or len(place.tensor_ranks) == 1:
+        return shard
+    is_first = place.tensor_rank == 0
+    shards = [torch.empty_like(shard) for _ in place.tensor_ranks] if is_first else None
+    dist.gather(shard.contiguous(), shards, dst=place.tensor_ranks[0], group=place.tensor_group)
+    return weight.unshard(shards) if shards is not None else None
+
+
+def _kind(parameters: Parameters) -> tuple[torch.device, torch.dtype]:
+    first = next(iter(parameters.values()))
+    return first.device, first.dtype
+
+
+class _Files:
+    """The safetensors of a directory; nothing is read before it is asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        index = read_json(directory / "model.safetensors.index.json")
+        self._by_name: dict[str, str] = index["weight_map"] if index else {}
+
+    def get(self, name: str) -> torch.Tensor:
+        path = self._directory / self._by_name.get(name, "model.safetensors")
+        try:
+            with safe_open(path, framework="pt") as file:
+                return file.get_tensor(name)
+        except (OSError, SafetensorError, json.JSONDecodeError) as error:
+            what = f"{path} has no {name} that can be read: {str(error)[:200]}"
+            raise SiteError(what, "megatron reads safetensors: check model.path") from None

@@ -1,0 +1,210 @@
+"""The GPTModel of this rank and its packed forward. Owns how megatron is configured; knows no loss.
+
+On a GPU: Transformer Engine's layers, fused kernels, bfloat16 weights with float32 copies in the optimizer. That path
+is written from megatron-core's documentation and has not run. On a CPU: megatron's own torch layers, float32.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer import ModuleSpec, TransformerConfig
+
+from rollart_hpc.config.schema import MegatronConfig
+from rollart_hpc.errors import SiteError
+from rollart_hpc.trainers.megatron import exchange, layout
+from rollart_hpc.trainers.megatron.attention import PackedAttention
+from rollart_hpc.trainers.megatron.exchange import Place
+from rollart_hpc.trainers.megatron.families import Family, read_family
+from rollart_hpc.trainers.megatron.layout import Shape, Weight
+from rollart_hpc.trainers.packing import MicroBatch
+from rollart_hpc.trainers.world import World
+
+
+class Policy(GPTModel):  # type: ignore[misc]
+    """Yields logits [1, sampled, share of the vocabulary] on the last stage, hidden states on the others."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._keep: torch.Tensor | None = None
+        if self.post_process:
+            self.output_layer.register_forward_pre_hook(self._select)
+
+    def forward(self, micro: MicroBatch) -> torch.Tensor:
+        self._keep = micro.keep if micro.num_sampled else micro.keep.new_zeros(1)
+        return super().forward(micro.ids, micro.positions, None, packed_seq_params=_packed(micro))
+
+    def _select(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Logits are made for the places that matter only; an empty micro-batch yields one row that must not count."""
+        assert self._keep is not None
+        return (inputs[0][self._keep], *inputs[1:])
+
+
+class Loaded(NamedTuple):
+    """A model with weights, and where they lie."""
+
+    model: Policy
+    config: TransformerConfig
+    family: Family
+    table: list[Weight]
+    place: Place
+
+
+def open_groups(sizes: MegatronConfig, world: World) -> None:
+    """megatron keeps its groups for the whole process."""
+    if parallel_state.model_parallel_is_initialized():
+        return
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=sizes.tensor_parallel,
+        pipeline_model_parallel_size=sizes.pipeline_parallel,
+        create_gloo_process_groups=False,
+    )
+    model_parallel_cuda_manual_seed(0)
+
+
+def load(directory: Path, sizes: MegatronConfig, world: World, dtype: torch.dtype, deterministic: bool) -> Loaded:
+    """This rank's part of the model, before any wrapping."""
+    family = read_family(directory)
+    _check_sizes(family, sizes, directory)
+    is_gpu = world.device.type == "cuda"
+    config = _config(family, sizes, dtype, is_gpu=is_gpu, deterministic=deterministic)
+    multiple = sizes.vocabulary_multiple * sizes.tensor_parallel
+    shape = Shape(sizes.tensor_parallel, sizes.pipeline_parallel, family.padded_vocabulary(multiple), is_gpu)
+    model = _build(family, config, shape)
+    table = list(layout.weights(family, shape))
+    place = _place(sizes)
+    parameters = dict(model.named_parameters())
+    exchange.read_into(parameters, table, place, directory)
+    _mark_split(parameters, table)
+    return Loaded(model.to(world.device), config, family, table, place)
+
+
+def _build(family: Family, config: TransformerConfig, shape: Shape) -> Policy:
+    model = Policy(
+        config=config,
+        transformer_layer_spec=_layer_spec(family, is_gpu=shape.has_fused_norms),
+        vocab_size=shape.vocabulary,
+        max_sequence_length=family.max_positions,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=family.is_tied,
+        position_embedding_type="rope",
+        rotary_base=family.rope_theta,
+    )
+    if family.rope_scaling is not None:
+        model.rotary_pos_emb.inv_freq = _llama3(model.rotary_pos_emb.inv_freq, family.rope_scaling)
+    return model
+
+
+def _config(
+    family: Family, sizes: MegatronConfig, dtype: torch.dtype, *, is_gpu: bool, deterministic: bool
+) -> TransformerConfig:
+    return TransformerConfig(
+        num_layers=family.num_layers,
+        hidden_size=family.hidden_size,
+        ffn_hidden_size=family.ffn_size,
+        num_attention_heads=family.num_heads,
+        num_query_groups=family.num_kv_heads,
+        kv_channels=family.head_size,
+        layernorm_epsilon=family.norm_epsilon,
+        normalization="RMSNorm",
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias=family.has_qkv_bias,
+        qk_layernorm=family.has_qk_norm,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=sizes.tensor_parallel,
+        pipeline_model_parallel_size=sizes.pipeline_parallel,
+        pipeline_dtype=dtype,
+        params_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",  # there are no experts, but lengths may only vary with it
+        calculate_per_token_loss=True,  # losses are sums: nothing is divided before the step
+        deallocate_pipeline_outputs=True,
+        perform_initialization=False,
+        use_cpu_initialization=True,
+        deterministic_mode=deterministic and is_gpu,
+        bias_activation_fusion=is_gpu,
+        apply_rope_fusion=is_gpu,
+        gradient_accumulation_fusion=False,  # needs a build of apex
+    )
+
+
+def _mark_split(parameters: exchange.Parameters, table: list[Weight]) -> None:
+    """megatron marks what is split while it draws random weights, which nobody needs. By the marks, norms of gradients
+    count whatever lies on all ranks once."""
+    for weight in table:
+        parameter = parameters.get(weight.name)
+        if parameter is not None and weight.split is not None and not hasattr(parameter, "tensor_model_parallel"):
+            set_tensor_model_parallel_attributes(parameter, True, weight.split, 1)
+
+
+def _layer_spec(family: Family, *, is_gpu: bool) -> ModuleSpec:
+    if is_gpu:
+        return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=family.has_qk_norm)
+    spec = get_gpt_layer_local_spec(qk_layernorm=family.has_qk_norm, normalization="RMSNorm")
+    spec.submodules.self_attention.submodules.core_attention = PackedAttention
+    return spec
+
+
+def _packed(micro: MicroBatch) -> PackedSeqParams:
+    device = micro.ids.device
+    ends = torch.tensor([0, *micro.lengths], device=device).cumsum(0).to(torch.int32)
+    longest = max(micro.lengths)
+    return PackedSeqParams(
+        qkv_format="thd", cu_seqlens_q=ends, cu_seqlens_kv=ends, max_seqlen_q=longest, max_seqlen_kv=longest
+    )
+
+
+def _llama3(inv_freq: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
+    """Llama 3.1's longer context: low frequencies are divided, those in between smoothly less."""
+    factor, low, high = (float(scaling[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
+    turns = float(scaling["original_max_position_embeddings"]) * inv_freq / (2 * torch.pi)
+    smooth = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - smooth) * inv_freq / factor + smooth * inv_freq
+
+
+def _check_sizes(family: Family, sizes: MegatronConfig, directory: Path) -> None:
+    tensor, pipeline = sizes.tensor_parallel, sizes.pipeline_parallel
+    for what, number, parts in (
+        ("layers", family.num_layers, pipeline),
+        ("attention heads", family.num_heads, tensor),
+        ("key-value heads", family.num_kv_heads, tensor),
+        ("rows of an MLP", family.ffn_size, tensor),
+    ):
+        if number % parts:
+            key = "pipeline_parallel" if what == "layers" else "tensor_parallel"
+            raise SiteError(
+                f"{directory} has {number} {what}, which can't be split evenly over {parts}",
+                f"choose a trainer.megatron.{key} that divides {number}",
+            )
+
+
+def _place(sizes: MegatronConfig) -> Place:
+    group = parallel_state.get_tensor_model_parallel_group()
+    num_replicas = parallel_state.get_data_parallel_world_size()
+    per_stage = sizes.tensor_parallel * num_replicas
+    return Place(
+        rank=torch.distributed.get_rank(),
+        tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
+        tensor_ranks=tuple(torch.distributed.get_process_group_ranks(group)),
+        tensor_group=group,
+        stage=parallel_state.get_pipeline_model_parallel_rank(),
+        replica=parallel_state.get_data_parallel_rank(),
+        heads=tuple(stage * per_stage for stage in range(sizes.pipeline_parallel)),
+    )

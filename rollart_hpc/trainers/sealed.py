@@ -1,0 +1,64 @@
+"""A checkpoint written and read by all ranks together. Owns the order of phases; knows nothing of what is in it.
+
+Ranks agree after every phase, so a rank that fails never leaves the others waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from torch.distributed.checkpoint.api import CheckpointException
+
+from rollart_hpc.errors import SiteError
+from rollart_hpc.files import make_directory
+from rollart_hpc.trainers import seals
+from rollart_hpc.trainers.world import World
+
+log = logging.getLogger(__name__)
+
+
+def save(directory: Path, world: World, head: seals.Head, write: Callable[[], list[str]]) -> None:
+    """`write` returns the names of the files that this rank wrote."""
+
+    def write_files() -> None:
+        seals.write_files(directory, world.rank, write())
+
+    def finish() -> None:
+        if world.rank == 0:
+            seals.write_head(directory, head)
+
+    _together(world, directory, lambda: make_directory(directory))
+    _together(world, directory, write_files)
+    _together(world, directory, finish)
+
+
+def load(directory: Path, world: World, read: Callable[[seals.Head], object]) -> seals.Head:
+    """Nothing is touched before all files proved whole. The caller compares the digest afterwards."""
+    heads: list[seals.Head] = []
+    _together(world, directory, lambda: heads.append(seals.check(directory, world.rank, world.size)))
+    (head,) = heads
+    _together(world, directory, lambda: read(head))
+    return head
+
+
+def _together(world: World, directory: Path, action: Callable[[], object]) -> None:
+    """All ranks do it, or all raise SiteError."""
+    problem: SiteError | None = None
+    try:
+        action()
+    except SiteError as error:
+        problem = error
+    except (Exception, CheckpointException) as error:  # torch wraps whatever a rank met into its own types
+        log.debug("checkpoint %s", directory, exc_info=error)
+        problem = SiteError(f"checkpoint {directory}: {_innermost(error)}")
+    world.all_good(problem)
+
+
+def _innermost(error: BaseException) -> str:
+    failures = error.failures if isinstance(error, CheckpointException) else {}
+    if failures:
+        error = next(iter(failures.values()))[0]
+    first_line = (str(error) or "no details").splitlines()[0]
+    return f"{type(error).__name__}: {first_line[:300]}"
