@@ -113,6 +113,10 @@ def test_every_problem_of_every_source_is_reported_at_once(write: Write) -> None
         ("model.kind=directory", "model.path: empty"),
         ("name=a/b", "name: 'a/b' can't be part of a file name"),
         ("timeouts.silence_s=1", "timeouts.silence_s: 1 would take one late heartbeat"),
+        (
+            "trainer.megatron.tensor_parallel=2",
+            "trainer.megatron: parallel sizes have no meaning with trainer.kind: fsdp",
+        ),
     ],
 )
 def test_rules_between_keys(write: Write, override: str, expected: str) -> None:
@@ -128,6 +132,13 @@ def test_more_rules_between_keys(write: Write, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     found = problems(run, "model.kind=directory", f"model.path={tmp_path}/model")
     assert "it has no config.json and no tokenizer.json" in found[0]
+
+
+def test_trainer_ranks_make_whole_replicas(write: Write) -> None:
+    sizes = ["trainer.kind=megatron", "trainer.megatron.tensor_parallel=2", "trainer.megatron.pipeline_parallel=2"]
+    (found,) = problems(write("r.yaml", RUN), *sizes, "trainer.ranks=6")
+    assert found.startswith("trainer.ranks: 6 can't be divided into replicas of 4")
+    assert load(write("r.yaml", RUN), [*sizes, "trainer.ranks=8"]).trainer.ranks == 8
 
 
 def test_a_run_without_tasks_is_no_run(write: Write) -> None:

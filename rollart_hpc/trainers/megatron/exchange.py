@@ -5,7 +5,6 @@ Both go weight by weight: beside the model no rank holds more than one weight, j
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -98,6 +97,6 @@ class _Files:
         try:
             with safe_open(path, framework="pt") as file:
                 return file.get_tensor(name)
-        except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        except (OSError, SafetensorError) as error:
             what = f"{path} has no {name} that can be read: {str(error)[:200]}"
             raise SiteError(what, "megatron reads safetensors: check model.path") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,10 +43,7 @@ class Family:
 
 
 def read_family(directory: Path) -> Family:
-    try:
-        config = read_json(directory / "config.json")
-    except (json.JSONDecodeError, OSError) as error:
-        raise SiteError(f"{directory} is no model that can be trained: {error}", "check model.path") from None
+    config = read_json(directory / "config.json")
     if config is None:
         raise SiteError(f"{directory} is no model that can be trained: no config.json", "check model.path")
     _refuse(directory, config)
