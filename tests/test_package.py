@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="needs setuptools")
 def test_an_installed_wheel_finds_its_files_from_anywhere(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "site"
-    for name in ("rollart_hpc", "configs"):
+    for name in ("rollart_hpc", "configs", "slurm"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.cfg", "pyproject.toml", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
