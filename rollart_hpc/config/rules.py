@@ -147,6 +147,8 @@ def _trainer(config: RunConfig) -> Iterator[str]:
             f"trainer.ranks: {trainer.ranks} can't be divided into replicas of {per_replica} "
             f"(trainer.megatron: tensor_parallel {sizes.tensor_parallel} x pipeline_parallel {sizes.pipeline_parallel})"
         )
+    if trainer.kind == "megatron" and trainer.lora.rank:
+        yield f"trainer.lora.rank: {trainer.lora.rank} needs trainer.kind: fsdp; megatron trains all weights"
     if trainer.kind == "fsdp" and per_replica > 1:
         yield "trainer.megatron: parallel sizes have no meaning with trainer.kind: fsdp; set trainer.kind: megatron"
 

@@ -24,12 +24,13 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed: the
 
 TENSOR, PIPELINE, MULTIPLE = (f"trainer__megatron__{key}" for key in
                               ("tensor_parallel", "pipeline_parallel", "vocabulary_multiple"))  # fmt: skip
+RECOMPUTE = "trainer__activation_checkpointing"
 ALL = ["exports", "trains", "odd_steps"]
 JOBS = [
     {"name": "one", "ranks": 1, "sizes": {MULTIPLE: 8}, "parts": ["logits", *ALL]},
     {"name": "pp2", "ranks": 2, "sizes": {PIPELINE: 2, MULTIPLE: 8}, "parts": ALL},
     # All real rows of the vocabulary on the first rank, and a checkpoint whose vocabulary is padded otherwise.
-    {"name": "tp2", "ranks": 2, "sizes": {TENSOR: 2}, "parts": ALL, "loads": "pp2"},
+    {"name": "tp2", "ranks": 2, "sizes": {TENSOR: 2, RECOMPUTE: True}, "parts": ALL, "loads": "pp2"},
     {"name": "dp2", "ranks": 2, "sizes": {MULTIPLE: 1}, "parts": ALL, "loads": "tp2"},
 ]
 NAMES = [job["name"] for job in JOBS]

@@ -22,7 +22,7 @@ from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attri
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 
-from rollart_hpc.config.schema import MegatronConfig
+from rollart_hpc.config.schema import MegatronConfig, RunConfig
 from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers.megatron import exchange, layout
 from rollart_hpc.trainers.megatron.attention import PackedAttention
@@ -62,7 +62,7 @@ class Loaded(NamedTuple):
     place: Place
 
 
-def open_groups(sizes: MegatronConfig, world: World) -> None:
+def open_groups(sizes: MegatronConfig) -> None:
     """megatron keeps its groups for the whole process."""
     if parallel_state.model_parallel_is_initialized():
         return
@@ -74,12 +74,12 @@ def open_groups(sizes: MegatronConfig, world: World) -> None:
     model_parallel_cuda_manual_seed(0)
 
 
-def load(directory: Path, sizes: MegatronConfig, world: World, dtype: torch.dtype, deterministic: bool) -> Loaded:
+def load(directory: Path, run: RunConfig, world: World) -> Loaded:
     """This rank's part of the model, before any wrapping."""
-    family = read_family(directory)
+    family, sizes = read_family(directory), run.trainer.megatron
     _check_sizes(family, sizes, directory)
     is_gpu = world.device.type == "cuda"
-    config = _config(family, sizes, dtype, is_gpu=is_gpu, deterministic=deterministic)
+    config = _config(family, run, is_gpu=is_gpu)
     multiple = sizes.vocabulary_multiple * sizes.tensor_parallel
     shape = Shape(sizes.tensor_parallel, sizes.pipeline_parallel, family.padded_vocabulary(multiple), is_gpu)
     model = _build(family, config, shape)
@@ -108,9 +108,11 @@ def _build(family: Family, config: TransformerConfig, shape: Shape) -> Policy:
     return model
 
 
-def _config(
-    family: Family, sizes: MegatronConfig, dtype: torch.dtype, *, is_gpu: bool, deterministic: bool
-) -> TransformerConfig:
+def _config(family: Family, run: RunConfig, *, is_gpu: bool) -> TransformerConfig:
+    sizes, dtype = run.trainer.megatron, getattr(torch, run.trainer.dtype)
+    recompute: dict[str, Any] = {}
+    if run.trainer.activation_checkpointing:
+        recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     return TransformerConfig(
         num_layers=family.num_layers,
         hidden_size=family.hidden_size,
@@ -138,10 +140,11 @@ def _config(
         deallocate_pipeline_outputs=True,
         perform_initialization=False,
         use_cpu_initialization=True,
-        deterministic_mode=deterministic and is_gpu,
+        deterministic_mode=run.deterministic and is_gpu,
         bias_activation_fusion=is_gpu,
         apply_rope_fusion=is_gpu,
         gradient_accumulation_fusion=False,  # needs a build of apex
+        **recompute,
     )
 
 

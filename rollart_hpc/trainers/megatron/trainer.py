@@ -39,13 +39,11 @@ class MegatronTrainer(StepTrainer):
 
         from rollart_hpc.trainers.megatron import model
 
-        sizes = config.trainer.megatron
-        model.open_groups(sizes, world)
+        model.open_groups(config.trainer.megatron)
         super().__init__(
             config, world, replica=groups.get_data_parallel_rank(), num_replicas=groups.get_data_parallel_world_size()
         )
-        self._dtype = getattr(torch, config.trainer.dtype)
-        loaded = model.load(model_dir, sizes, world, self._dtype, config.deterministic)
+        loaded = model.load(model_dir, config, world)
         self._table, self._place, self._vocabulary = loaded.table, loaded.place, loaded.family.vocabulary
         self._tensor_group = groups.get_tensor_model_parallel_group()
         self._pipeline_group = groups.get_pipeline_model_parallel_group()
@@ -53,10 +51,10 @@ class MegatronTrainer(StepTrainer):
         self._tallies = self._is_last_stage and self._place.tensor_rank == 0
         self._reference = None
         if config.algorithm.kl > 0:
-            self._reference = model.load(model_dir, sizes, world, self._dtype, config.deterministic).model
+            self._reference = model.load(model_dir, config, world).model
             self._reference.requires_grad_(False)
         self._model = _replicated(loaded.model, loaded.config)
-        self._optimizer = _optimizer(self._model, config, self._dtype)
+        self._optimizer = _optimizer(self._model, config)
         self._has_gradients = self._has_stepped = False
         self.begin()
 
@@ -201,10 +199,10 @@ def _replicated(model: torch.nn.Module, config: Any) -> Any:
     return wrapped
 
 
-def _optimizer(model: Any, config: RunConfig, dtype: torch.dtype) -> Any:
+def _optimizer(model: Any, config: RunConfig) -> Any:
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-    trainer = config.trainer
+    trainer, dtype = config.trainer, getattr(torch, config.trainer.dtype)
     how = OptimizerConfig(
         optimizer="adam",
         lr=trainer.lr,
