@@ -36,7 +36,10 @@ def weights(tmp_path: Path, name: str, rank: int = 0) -> dict[str, torch.Tensor]
     return torch.load(tmp_path / f"{name}.{rank}.pt")
 
 
-@pytest.mark.parametrize("config", [{}, {"algorithm__aggregation": "sample_mean", "algorithm__kl": 0.1}])
+ADAPTERS = {"trainer__lora__rank": 3, "trainer__activation_checkpointing": True, "algorithm__kl": 0.1}
+
+
+@pytest.mark.parametrize("config", [{}, {"algorithm__aggregation": "sample_mean", "algorithm__kl": 0.1}, ADAPTERS])
 def test_two_ranks_equal_one(config: dict[str, Any], model_dir: Path, tmp_path: Path) -> None:
     job = {"model": str(model_dir), "steps": 3, "chunks": [1, 3, 1], "config": config}
     (one,) = run(1, tmp_path, "one", **job)
