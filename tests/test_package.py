@@ -41,12 +41,18 @@ def test_an_installed_wheel_finds_its_files_from_anywhere(tmp_path: Path) -> Non
         check=True,
     )
     assert "good" in done.stdout
+    code = (
+        "from rollart_hpc.config import packaged; print(packaged.directory('runs'));"
+        "from rollart_hpc.launch.devcluster.layout import templates; print(templates())"
+    )
     where = subprocess.run(
-        [sys.executable, "-c", "from rollart_hpc.config import packaged; print(packaged.directory('runs'))"],
+        [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(target)},
         cwd=elsewhere,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert where.stdout.strip() == str(target / "rollart_hpc" / "configs" / "runs")
+    package = target / "rollart_hpc"
+    assert where.stdout.split("\n")[:2] == [str(package / "configs" / "runs"), str(package / "slurm" / "devcluster")]
+    assert {path.name for path in (package / "slurm" / "devcluster").iterdir()} >= {"slurm.conf", "topology.toml"}
