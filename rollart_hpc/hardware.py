@@ -18,7 +18,7 @@ class Gpu(NamedTuple):
     cost: float  # of an hour, relative to an H20; 0 where we know none: the site file may say it
 
 
-# The first two from the ROLLART paper's table of GPUs, the others (SXM where there is one) from their vendor's data sheets.
+# The first two from the ROLLART paper's table, the others (SXM where there is one) from their vendor's data sheets.
 GPUS = {
     "h800": Gpu(tflops=989.5, memory_gb=80, bandwidth_tb_s=3.35, cost=2.85),
     "h20": Gpu(tflops=148.0, memory_gb=96, bandwidth_tb_s=4.0, cost=1.0),
