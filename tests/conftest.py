@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,8 @@ from hypothesis import HealthCheck, settings
 # On a loaded machine an example takes as long as it takes.
 settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("loaded")
+
+SMALL = Path(__file__).parent / "runs" / "small.yaml"
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -22,3 +27,24 @@ def run_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "run root"
     monkeypatch.setenv("ROLLART_RUN_ROOT", str(root))
     return root
+
+
+@pytest.fixture(scope="session")
+def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One base model for all runs of all pytest's workers, made by the command a user would type."""
+    place = tmp_path_factory.getbasetemp()
+    place = place.parent if "PYTEST_XDIST_WORKER" in os.environ else place
+    directory = place / "base model" / "tiny"
+    directory.parent.mkdir(exist_ok=True)
+    with open(place / "base model lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not directory.exists():
+            make_base_model(directory)
+    return directory
+
+
+def make_base_model(directory: Path) -> None:
+    command = [sys.executable, "-m", "rollart_hpc.cli", "model", "tiny", str(directory), "--run", str(SMALL)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, cwd="/")
+    assert done.returncode == 0 and "base model made in" in done.stdout, done.stderr
+    assert [path.name for path in directory.parent.iterdir()] == ["tiny"]

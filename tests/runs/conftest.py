@@ -95,17 +95,6 @@ class Run:
             self.process.wait()
 
 
-@pytest.fixture(scope="session")
-def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One base model for all runs of the session, made by the command a user would type."""
-    directory = tmp_path_factory.mktemp("model") / "tiny"
-    command = [sys.executable, "-m", "rollart_hpc.cli", "model", "tiny", str(directory), "--run", str(SMALL)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S, cwd="/")
-    assert done.returncode == 0 and "base model made in" in done.stdout, done.stderr
-    assert [path.name for path in directory.parent.iterdir()] == ["tiny"]
-    return directory
-
-
 @pytest.fixture
 def run(tmp_path: Path, base_model: Path) -> Iterator[Run]:
     one = Run(tmp_path / "a run", base_model)

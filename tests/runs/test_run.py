@@ -64,17 +64,18 @@ def check_private(directory):
             assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
 
 
-def test_direct_weights_go_straight_into_the_engines(run):
-    run.start("weights.transport=direct", "steps=3", "validation.plays=0").wait()
+def test_direct_weights_from_two_trainer_ranks_while_a_task_is_in_trouble(run):
+    """Weights go straight into the engines, two ranks train as one, and what fails in a task stops nothing."""
+    rates = {"reset_failure_rate": 0.1, "turn_error_rate": 0.05, "crash_rate": 0.05, "hang_rate": 0.02}
+    trouble = [f"tasks.frozenlake.trouble.{key}={value}" for key, value in rates.items()]
+    changes = ["weights.transport=direct", "trainer.ranks=2", "tasks.frozenlake.turn_timeout_s=3"]
+    run.start("steps=3", "validation.plays=0", *changes, *trouble).wait()
     status = run.status()
+    assert status["state"] == "finished" and status["step"] == 3
     assert status["weights"]["transport"] == "direct" and status["weights"]["transfers"] >= 6
     assert "relay" not in status["workers"]
     assert max(line["metrics"]["logprob_gap_max"] for line in run.steps()) < 1e-4
-
-
-def test_two_trainer_ranks_train_as_one(run):
-    run.start("trainer.ranks=2", "steps=2", "validation.plays=0").wait()
-    assert run.status()["step"] == 2
+    assert {"reset_failed", "env_error", "env_crashed", "env_timeout"} & set(status["dropped"])
 
 
 def test_streamed_asynchronous_and_batched_synchronous_losses_are_equal_bit_for_bit(make_run):
