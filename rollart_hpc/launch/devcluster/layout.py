@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import socket
 import tomllib
 from contextlib import ExitStack
@@ -23,6 +24,7 @@ from rollart_hpc.files import write_json
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
 _TEMPLATES = (_PACKAGE / "slurm" / "devcluster", _PACKAGE.parent / "slurm" / "devcluster")  # installed, checkout
 _PORTS = range(20000, 32000)  # below those that the OS gives to anybody who asks for one
+_PLAIN = re.compile(r"[A-Za-z0-9/._-]+")  # slurm.conf knows no quotes
 _LONGEST_SOCKET = 100  # of 108 bytes that the kernel takes
 
 
@@ -99,6 +101,8 @@ def default_directory() -> Path:
 def make_place(path: Path, nodes: list[Node]) -> Place:
     """The directories of a new cluster. Refuses a directory that is somebody else's or holds something else."""
     place = Place(path)
+    if not _PLAIN.fullmatch(str(path)):
+        raise UserError(f"Slurm can't have its files in {str(path)!r}", "choose a --dir of letters, digits and /._-")
     if len(str(place.munge_socket)) > _LONGEST_SOCKET:
         raise UserError(f"{path} is too long for the path of a socket", "choose a shorter --dir")
     if path.exists() or path.is_symlink():

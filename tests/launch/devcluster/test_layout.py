@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from rollart_hpc.errors import UserError
+from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.launch.devcluster.cluster import up
 from rollart_hpc.launch.devcluster.layout import make_nodes, make_place, write_configuration
 from rollart_hpc.launch.devcluster.users import closed_gate
 
@@ -53,7 +56,9 @@ def test_a_foreign_directory_is_refused(directory: Path) -> None:
         make_place(link, [])
 
 
-def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_slurm_or_a_socket_can_not_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="letters, digits"):
+        make_place(Path("/tmp/a b"), [])
     with pytest.raises(UserError, match="shorter --dir"):
         make_place(tmp_path / ("x" * 100), [])
 
@@ -65,3 +70,24 @@ def test_the_outermost_closed_directory_is_found(tmp_path: Path) -> None:
     gate = closed_gate(inner)
     assert gate is not None and not gate.stat().st_mode & 0o001
     assert closed_gate(Path("/usr/bin")) is None
+
+
+def test_it_starts_before_anything_is_installed() -> None:
+    root = Path(__file__).resolve().parents[3]
+    command = [sys.executable, "-S", "-m", "rollart_hpc.launch.devcluster", "--help"]  # -S: the standard library alone
+    done = subprocess.run(command, env={"PYTHONPATH": str(root)}, capture_output=True, text=True, check=False, cwd="/")
+    assert (done.returncode, done.stderr) == (0, "") and "a session:" in done.stdout
+
+
+def test_without_root_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(SiteError, match="needs root"):
+        up(directory)
+    assert not directory.exists()
+
+
+def test_without_apt_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda name, path=None: None)
+    with pytest.raises(SiteError, match="neither Debian nor Ubuntu"):
+        up(directory)
