@@ -24,9 +24,10 @@ from typing import IO
 
 import pytest
 
+from rollart_hpc.errors import SiteError
 from rollart_hpc.launch.devcluster import cluster as clusters
 from rollart_hpc.launch.devcluster.cluster import Cluster
-from rollart_hpc.launch.devcluster.packages import why_not
+from rollart_hpc.launch.devcluster.packages import install, why_not
 
 HERE = Path(__file__).parent
 TEMPORARY = Path(tempfile.gettempdir())
@@ -40,21 +41,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-@pytest.fixture(scope="session")
-def slurm_is_possible() -> None:
+def need_slurm(*, accounting: bool = False) -> None:
+    """Skip, loudly, where there can be no cluster."""
     reason = why_not()
+    try:
+        if not reason:
+            install(accounting=accounting)
+    except SiteError as error:
+        reason = str(error)
     if reason:
         pytest.skip(f"no real Slurm here: {reason}")
 
 
 @pytest.fixture(scope="session")
-def shared_cluster(slurm_is_possible: None, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def shared_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with one_cluster(f"{PREFIX}{run_id(request)}") as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
-def shared_accounting_cluster(slurm_is_possible: None, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def shared_accounting_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with one_cluster(f"{PREFIX}{run_id(request)}-a", accounting=True) as cluster:
         yield cluster
 
@@ -70,7 +76,7 @@ def accounting_cluster(shared_accounting_cluster: Cluster, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def own_cluster(slurm_is_possible: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def own_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     with one_cluster(f"{PREFIX}{secrets.token_hex(6)}") as cluster:
         yield use(cluster, monkeypatch)
 
@@ -89,6 +95,7 @@ def run_id(request: pytest.FixtureRequest) -> str:
 @contextmanager
 def one_cluster(name: str, *, accounting: bool = False) -> Iterator[Cluster]:
     """Up with the first worker that needs it, down with the last one that does."""
+    need_slurm(accounting=accounting)
     end_forgotten()
     with home_of(name) as home:
         with locked(home / "lock"):

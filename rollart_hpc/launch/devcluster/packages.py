@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 from rollart_hpc.errors import SiteError
 
@@ -39,7 +41,18 @@ def why_not() -> str:
         done = subprocess.run(probe, capture_output=True, text=True, check=False, timeout=_PROBE_LIMIT_S)
         if done.returncode != 0:
             return f"this machine allows no namespaces (a container needs SYS_ADMIN): {done.stderr.strip()}"
+    if not _may_make_devices():
+        return "device files for fake GPUs can't be made (a container needs the capability MKNOD)"
     return ""
+
+
+def _may_make_devices() -> bool:
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            os.mknod(Path(directory) / "null", 0o020600, os.stat(os.devnull).st_rdev)
+        except PermissionError:
+            return False
+    return True
 
 
 def install(*, accounting: bool) -> None:
