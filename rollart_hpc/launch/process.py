@@ -103,13 +103,14 @@ def start_child(
     pass_fds: tuple[int, ...] = (),
     *,
     kind: type[Child] = Child,
+    stdin: int = subprocess.DEVNULL,
 ) -> Child:
     """Call from the main thread: the kernel ends a child with the thread that started it."""
     output = open_log(order.log)
     try:
         popen = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=output,
             stderr=output,
             env=environment,

@@ -18,18 +18,9 @@ import sys
 
 from rollart_hpc.config.forking import MAX_ORDER_BYTES, Fork, Forked, Reaped, read_order, write
 from rollart_hpc.config.process import PARENT_VARIABLE, end_with_parent
+from rollart_hpc.roles.imports import IMPORTS
 
-MODULES = (
-    "rollart_hpc.wire.link",
-    "rollart_hpc.trainers.base_model",  # with the architecture of the model it makes
-    "rollart_hpc.trainers.fsdp",
-    "rollart_hpc.trainers.service",
-    "rollart_hpc.trainers.publish",
-    "rollart_hpc.engines.torch_engine",
-    "rollart_hpc.engines.service",
-    "rollart_hpc.weights.relay",
-    "rollart_hpc.weights.direct",
-)
+MODULES = tuple(name for kind in ("relay", "engine.torch", "trainer.fsdp") for name in IMPORTS[kind])
 
 
 def preload() -> None:

@@ -28,6 +28,7 @@ from rollart_hpc.config.resolved import read_resolved, read_site
 from rollart_hpc.config.rundir import RunDir, open_run_dir
 from rollart_hpc.errors import EXIT_ENVIRONMENT, RollartError, SiteError
 from rollart_hpc.launch.base_model import prepare_model
+from rollart_hpc.launch.command import role_environment
 from rollart_hpc.launch.ownership import read_ownership, write_ownership
 from rollart_hpc.launch.plan import Component, make_plan
 from rollart_hpc.launch.slurm import record
@@ -90,14 +91,29 @@ class Job:
     def _supervise(self) -> tuple[str, Why]:
         budget = Budget(self.slurm, self.allocation.leader, self.config.job.signal_s)
         place = SlurmPlace(self.run.path, self.plan, self.site, self.allocation, self.slurm, budget)
+        hands = SlurmHands(self.run, self.config, self.slurm)
         try:
+            self._warm_up(place)
             with _ended_by_signals():
                 prepare_model(self.run, self.config, self.out.say)
+            supervisor = Supervisor(self.run, self.config, self.plan, self.out, place, hands)
+            return supervisor.supervise(), supervisor.why
         except _TimeIsUp:
             return "drained", "limit"
-        hands = SlurmHands(self.run, self.config, self.slurm)
-        supervisor = Supervisor(self.run, self.config, self.plan, self.out, place, hands)
-        return supervisor.supervise(), supervisor.why
+        finally:
+            place.cool_down()
+
+    def _warm_up(self, place: SlurmPlace) -> None:
+        """The nodes have nothing to do while the base model is made: their roles import what they need."""
+        config = self.config
+        kinds = {
+            "engine": f"engine.{config.engine.kind}",
+            "trainer": f"trainer.{config.trainer.kind}",
+            "relay": "relay",
+        }
+        for proc in self.plan.workers:
+            if proc.role in kinds:
+                place.warm_up(proc, kinds[proc.role], role_environment(proc, config))
 
     # --- what is written down --------------------------------------------------------------------
 

@@ -8,37 +8,28 @@ other step has. The controller runs beside the supervisor, in the batch step: it
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from rollart_hpc.config.process import STAYS_VARIABLE
+from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.site import SiteConfig
+from rollart_hpc.launch.command import python
 from rollart_hpc.launch.place import LocalPlace
 from rollart_hpc.launch.plan import CONTROLLER, Component, Plan, Proc
 from rollart_hpc.launch.process import Child, Order, start_child, wait_for
 from rollart_hpc.launch.slurm.allocation import Allocation
 from rollart_hpc.launch.slurm.budget import Budget
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError, clean_environment
+from rollart_hpc.launch.slurm.step import Step, WarmSteps
 
 SRUN_S = 8.0  # a step is gone so long after its srun was asked to end it
 CANCEL_S = 5.0
 QUERY_S = 10.0  # Slurm's answers; the supervisor waits for them
-
-
-class Step(Child):
-    """An srun."""
-
-    abandoned: Callable[[], None] | None = None  # cancels the step; set by the place
-
-    def reap(self, timeout_s: float = 30.0) -> int:
-        """The exit code of the process itself: srun returns 128 + N for one that signal N ended."""
-        code = super().reap(timeout_s)
-        if code < 0 and self.abandoned is not None:  # srun was killed, its step lives on
-            self.abandoned()
-        return 128 - code if 128 < code < 192 else code
 
 
 class SlurmPlace:
@@ -50,6 +41,7 @@ class SlurmPlace:
         self._run_dir, self._plan, self._site = run_dir, plan, site
         self._allocation, self._slurm, self._budget = allocation, slurm, budget
         self._local = LocalPlace()
+        self._warm = WarmSteps()
 
     def left_s(self) -> float:
         return self._budget.left_s()
@@ -57,17 +49,37 @@ class SlurmPlace:
     def start(
         self, order: Order, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()
     ) -> Child:
-        network = self._site.network
-        variables = clean_environment(environment) | network.env | {STAYS_VARIABLE: "1"}
-        variables.pop("CUDA_VISIBLE_DEVICES", None)  # of the first component, wrong in all others
+        network, variables = self._site.network, self._variables(environment)
         if order.proc.name == CONTROLLER:
             command = [*command, f"--control={network.control}", f"--ports={network.ports}"]
             return self._local.start(order, command, variables, pass_fds)
         command = [*command, f"--data={network.data or network.control}"]
+        return self._warm.take(order, command) or self._step(order, command, variables)
+
+    def warm_up(self, proc: Proc, kind: str, environment: dict[str, str]) -> None:
+        """Start the step of a process ahead of time: it imports what a role of this kind needs, then waits."""
+        order = Order(proc, 0, RunDir(self._run_dir).job_logs / f"{proc.name}.log")
+        command = python("-m", "rollart_hpc.roles.warm", kind)
+        self._warm.add(self._step(order, command, self._variables(environment), stdin=subprocess.PIPE))
+
+    def cool_down(self) -> None:
+        """End those that were not needed."""
+        self._warm.close()
+
+    def _variables(self, environment: dict[str, str]) -> dict[str, str]:
+        variables = clean_environment(environment) | self._site.network.env | {STAYS_VARIABLE: "1"}
+        variables.pop("CUDA_VISIBLE_DEVICES", None)  # of the first component, wrong in all others
+        return variables
+
+    def _step(
+        self, order: Order, command: list[str], variables: dict[str, str], stdin: int = subprocess.DEVNULL
+    ) -> Step:
         component = self._plan.component_of(order.proc.node)
-        full = [*self._srun(order, component), *self._inside(component, command)]
-        step = start_child(order, full, variables, kind=Step)
+        options = self._srun(order, component)
+        options.append("--input=none" if stdin == subprocess.DEVNULL else "--input=0")
+        step = start_child(order, [*options, *self._inside(component, command)], variables, kind=Step, stdin=stdin)
         assert isinstance(step, Step)
+        step.slurm_name = step_name(order)
         step.abandoned = partial(self._cancel, [step])
         return step
 
@@ -93,7 +105,7 @@ class SlurmPlace:
         options = [
             "srun", f"--jobid={self._allocation.leader}", "--nodes=1", "--ntasks=1", f"--cpus-per-task={needs.cpus}",
             f"--gres={self._gres(proc, component)}", "--exact", f"--nodelist={self._allocation.hosts[proc.node]}",
-            "--mpi=none", "--export=ALL", "--input=none", "--kill-on-bad-exit=0", "--unbuffered",
+            "--mpi=none", "--export=ALL", "--kill-on-bad-exit=0", "--unbuffered",
             f"--chdir={self._run_dir}", f"--job-name={step_name(order)}",
         ]  # fmt: skip
         if component.per_node.memory_gb:
@@ -124,7 +136,7 @@ class SlurmPlace:
 
     def _cancel(self, steps: list[Step]) -> None:
         """If Slurm does not answer, the processes end by the controller's silence."""
-        names = {step_name(step.order) for step in steps}
+        names = {step.slurm_name for step in steps}
         jobs = ",".join(str(job_id) for job_id in self._allocation.job_ids)
         with suppress(SlurmError):
             known = self._slurm.table("squeue", {"id": "%i", "name": "%j"}, "--steps", "--jobs", jobs)

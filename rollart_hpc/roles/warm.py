@@ -1,0 +1,33 @@
+"""A role that waits for its orders: it imports what takes seconds, then reads its arguments from standard input.
+
+    python -m rollart_hpc.roles.warm engine.torch  <  ["--run-dir", "...", "--name", "engine-compute-0", ...]
+
+Started on the nodes of a job while its base model is made. Input that ends without a line means that it is not needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import sys
+
+from rollart_hpc.roles.imports import IMPORTS
+
+
+def main() -> None:
+    kind = sys.argv[1]
+    for name in IMPORTS[kind]:
+        importlib.import_module(name)
+    line = sys.stdin.readline()
+    if not line:
+        return
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    module = f"rollart_hpc.roles.{kind.partition('.')[0]}"
+    sys.argv = [module, *json.loads(line)]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
