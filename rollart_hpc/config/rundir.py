@@ -272,7 +272,8 @@ def new_run_dir(name: str, root: Path | None = None) -> RunDir:
     """A directory that does not exist yet, e.g. runs/quickstart-20261116-013000; nothing is created."""
     base = (root or run_root()) / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     candidates = [base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 100))]
-    return RunDir(next(path for path in candidates if not path.exists()))
+    with disk_errors(base):
+        return RunDir(next(path for path in candidates if not path.exists()))
 
 
 def open_run_dir(path: str | Path) -> RunDir:

@@ -25,7 +25,7 @@ _ANY = ("", "ALL", "(null)", "N/A")
 
 def need_permission(slurm: Slurm, plan: Plan, config: RunConfig, site: SiteConfig) -> None:
     """Every reason why the cluster would not run it, as one error."""
-    partitions = {row["PartitionName"]: row for row in slurm.records("show", "partition")}
+    partitions = {row["PartitionName"]: row for row in slurm.records("--all", "show", "partition")}
     found = list(_accounting(slurm, plan, config, site))
     for component in plan.components:
         where = f"partition {component.partition}"
