@@ -35,6 +35,7 @@ from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.allocation import Allocation, read_allocation
 from rollart_hpc.launch.slurm.budget import Budget
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
+from rollart_hpc.launch.slurm.epilogue import run_epilogues
 from rollart_hpc.launch.slurm.hands import SlurmHands
 from rollart_hpc.launch.slurm.requeue import always_excluded, bad_nodes, requeue
 from rollart_hpc.launch.slurm.steps import SlurmPlace
@@ -102,6 +103,7 @@ class Job:
             return "drained", "limit"
         finally:
             place.cool_down()
+            run_epilogues(self.run.path, self.plan, self.site, self.allocation, self.out.say)
 
     def _warm_up(self, place: SlurmPlace) -> None:
         """The nodes have nothing to do while the base model is made: their roles import what they need."""
