@@ -239,6 +239,11 @@ class WeightsConfig:
         "staged: through relays while engines generate; direct: collective into engines",
         choices=("staged", "direct"),
     )
+    collective: str = key(
+        "gloo",
+        "between relays: gloo, or mpi (one MPI world of all relays; falls back to gloo when it breaks)",
+        choices=("gloo", "mpi"),
+    )
     bucket_bytes: int = key(1 << 30, "size of a bucket", low=1024)
     deadline_s: float = key(60.0, "a bucket that takes longer breaks the collective", low=0.1)
     cpus: int = key(1, "CPUs of a relay on a cluster", low=1)

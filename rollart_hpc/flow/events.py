@@ -131,6 +131,7 @@ class TransferFailed:
 @dataclass(frozen=True, slots=True)
 class TransferSent:
     epoch: int
+    collective: str = ""
 
 
 @dataclass(frozen=True, slots=True)

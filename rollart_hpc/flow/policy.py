@@ -41,6 +41,7 @@ class Policy:
     abort_stale: bool = True
     install_idle: bool = False  # an engine installs only when none of its trajectories is under way
     direct: bool = False  # weights go straight into engines
+    collective: str = "gloo"  # between relays, as asked for
     pools: frozenset[str] = frozenset()  # that will have engines: waited for at the start instead of falling back
     seed: int = 0
     temperature: float = 1.0
@@ -86,6 +87,7 @@ def policy_of(config: RunConfig) -> Policy:
         abort_stale=mode == "rollart",
         install_idle=is_sync or mode == "one_off",
         direct=config.weights.transport == "direct",
+        collective=config.weights.collective,
         pools=frozenset(name for name, pool in config.pools.items() if pool.engines),
         seed=config.seed,
         temperature=flow.temperature,

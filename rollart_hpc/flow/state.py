@@ -130,6 +130,7 @@ class Tally:
     split_fallbacks: int = 0  # turns of split tasks that one engine had to serve alone
     transfers: int = 0
     transfer_failures: int = 0
+    transfer_fallbacks: int = 0  # went over another collective than the one asked for
     installs: int = 0
     install_s: float = 0.0
     exposed_s: float = 0.0

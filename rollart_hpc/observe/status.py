@@ -41,9 +41,11 @@ class WorkerStatus(msgspec.Struct):
 
 class WeightsStatus(msgspec.Struct):
     transport: str = ""
+    collective: str = ""  # between relays, as asked for
     transfers: int = 0
     relay_transfers: int = 0
     failures: int = 0
+    fallbacks: int = 0  # transfers between relays that went over gloo although MPI was asked for
     total_s: float = 0.0
     exposed_s: float = 0.0  # how long generation stood still, summed over engines
     bytes: int = 0

@@ -212,9 +212,11 @@ class Journal:
         tally = self.core.tally
         return WeightsStatus(
             transport=self.config.weights.transport,
+            collective=self.config.weights.collective if self.config.weights.transport == "staged" else "",
             transfers=tally.installs,
             relay_transfers=tally.transfers,
             failures=tally.transfer_failures,
+            fallbacks=tally.transfer_fallbacks,
             total_s=self._moved_s + tally.install_s,
             exposed_s=tally.exposed_s,
             bytes=self._moved_bytes + tally.install_bytes,

@@ -54,7 +54,7 @@ def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | Non
         case ms.TransferFailed():
             return ev.TransferFailed(m.epoch, name)
         case ms.TransferSent():
-            return ev.TransferSent(m.epoch)
+            return ev.TransferSent(m.epoch, m.collective)
         case ms.Installed():
             return ev.Installed(name, WeightsId(m.attempt, m.version), m.num_bytes, m.seconds, m.exposed_s)
         case ms.InstallFailed():

@@ -18,6 +18,7 @@ import xxhash
 from rollart_hpc.errors import SiteError
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.digest import Digest, dtype_name, raw_bytes
+from rollart_hpc.weights.forming import collective_of
 from rollart_hpc.weights.groups import CPU, TransferError
 from rollart_hpc.weights.layout import BucketInfo, Packer, TensorInfo
 from rollart_hpc.weights.store import views
@@ -137,7 +138,8 @@ class DirectSource:
             log.log(logging.WARNING if isinstance(error, SiteError) else logging.ERROR, "epoch %d: %s", epoch, error)
             self._report(TransferFailed(epoch, str(error)))
         else:
-            self._report(TransferSent(epoch, num_bytes, time.monotonic() - start_s))
+            collective = collective_of(sending.group)
+            self._report(TransferSent(epoch, num_bytes, time.monotonic() - start_s, collective))
 
 
 class DirectTarget:
@@ -155,6 +157,7 @@ class DirectTarget:
             raise TransferError(f"epoch {join.epoch} brings {self._receiving.weights_id}, not {wanted}")
         self.num_bytes = 0
         self.digest = ""
+        self._buffers: dict[int, torch.Tensor] = {}  # two: one is used while the other one fills
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         with self._receiving as receiving:
@@ -165,4 +168,9 @@ class DirectTarget:
             receiving.acknowledge()
 
     def _allocate(self, index: int, num_bytes: int) -> torch.Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8, device=self._receiving.group.device)
+        buffer = self._buffers.get(index % 2)
+        if buffer is None or buffer.numel() < num_bytes:
+            self._buffers.pop(index % 2, None)  # before the new one is made
+            buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self._receiving.group.device)
+            self._buffers[index % 2] = buffer
+        return buffer[:num_bytes]

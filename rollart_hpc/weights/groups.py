@@ -1,13 +1,14 @@
-"""The process group of one epoch. Owns torch.distributed; knows nothing of buckets.
+"""The group of one epoch: what every collective must offer, and the ones of torch. Knows nothing of buckets.
 
 A group has a TCPStore of its own on the source's host. gloo moves memory of the CPU; NCCL, if the source's tensors lie
-on a GPU, moves memory of GPUs. The source names the backend in the store, so both sides agree.
+on a GPU, moves memory of GPUs; MPI (`mpi`) moves memory of the CPU between relays. `forming` decides which it is.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: i
 from rollart_hpc.errors import SiteError
 
 CPU = torch.device("cpu")
-_BACKEND_KEY = "backend"
 
 
 class TransferError(SiteError):
@@ -29,7 +29,7 @@ class TransferError(SiteError):
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
     """torch reports every lost peer and passed deadline as a RuntimeError of some kind."""
     try:
         yield
@@ -49,42 +49,67 @@ class Seat:
     device: torch.device = CPU
 
 
-class Group:
+class Group(ABC):
     """Rank 0 is the source. Leaving the context closes it; by an exception that ends it for the others at once.
 
     An operation under way can't be broken from outside; it ends by its deadline.
     """
 
-    def __init__(self, store: TCPStore, seat: Seat) -> None:
-        """Waits for all ranks, at most the deadline."""
-        self._store: TCPStore | None = store  # lives as long as the group
-        self._deadline = timedelta(seconds=seat.deadline_s)
-        self._work: Any = None
-        with _explained("forming the group of a weight transfer"):
-            self.device = _agree(store, seat)
-            prefixed = PrefixStore("group", store)
-            self._group: Any = _gloo(prefixed, seat) if self.device.type == "cpu" else _nccl(prefixed, seat)
+    device: torch.device
 
+    @abstractmethod
     def start_broadcast(self, tensor: torch.Tensor) -> None:
         """Begin, once the last one is over; the tensor must stay as it is until `finish`."""
-        self.finish()
-        with _explained("weight transfer"):
-            self._work = self._group.broadcast(tensor, 0, self._deadline)
 
+    @abstractmethod
     def finish(self) -> None:
         """Wait for what was started."""
-        work, self._work = self._work, None
-        if work is not None:
-            with _explained("weight transfer"):
-                work.wait(self._deadline)
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Wait until all are here."""
+
+    @abstractmethod
+    def close(self, failed: bool = False) -> None:
+        """`failed` ends the epoch for the others too."""
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         self.start_broadcast(tensor)
         self.finish()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close(failed=error is not None)
+
+
+class TorchGroup(Group):
+    def __init__(self, store: TCPStore, seat: Seat) -> None:
+        """Waits for all ranks, at most the deadline. The seat's device decides between gloo and NCCL."""
+        self._store: TCPStore | None = store  # lives as long as the group
+        self._deadline = timedelta(seconds=seat.deadline_s)
+        self._work: Any = None
+        self.device = seat.device
+        with explained("forming the group of a weight transfer"):
+            prefixed = PrefixStore("group", store)
+            self._group: Any = _gloo(prefixed, seat) if self.device.type == "cpu" else _nccl(prefixed, seat)
+
+    def start_broadcast(self, tensor: torch.Tensor) -> None:
+        self.finish()
+        with explained("weight transfer"):
+            self._work = self._group.broadcast(tensor, 0, self._deadline)
+
+    def finish(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            with explained("weight transfer"):
+                work.wait(self._deadline)
+
     def barrier(self) -> None:
         """gloo's own barrier has no deadline of its own, so it is a reduction of one number."""
-        with _explained("end of the weight transfer"):
+        self.finish()
+        with explained("end of the weight transfer"):
             one = torch.ones(1, dtype=torch.int32, device=self.device)
             self._group.allreduce(one, timeout=self._deadline).wait(self._deadline)
             one.cpu()
@@ -96,25 +121,6 @@ class Group:
         if group is not None and failed and self.device.type != "cpu":
             group.abort()  # gloo has no abort: its connections close when the last reference goes, below
         self._store = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close(failed=error is not None)
-
-
-def _agree(store: TCPStore, seat: Seat) -> torch.device:
-    """The source decides; a target without a GPU can't join a group on GPUs."""
-    if seat.rank == 0:
-        store.set(_BACKEND_KEY, seat.device.type)
-        return seat.device
-    wanted = store.get(_BACKEND_KEY).decode()
-    if wanted == "cpu":
-        return CPU
-    if seat.device.type != wanted:
-        raise TransferError(f"the source sends from {wanted} memory, this process has {seat.device.type} memory only")
-    return seat.device
 
 
 def _gloo(store: PrefixStore, seat: Seat) -> Any:
@@ -144,12 +150,12 @@ def _nccl(store: PrefixStore, seat: Seat) -> Any:
 def open_store(listener: socket.socket, host: str, deadline_s: float) -> TCPStore:
     """The source's store, on a socket that listens already."""
     port = listener.getsockname()[1]
-    with _explained("opening a weight transfer"):
+    with explained("opening a weight transfer"):
         return TCPStore(
             host, port, None, True, timedelta(seconds=deadline_s), False, master_listen_fd=listener.detach()
         )
 
 
 def join_store(host: str, port: int, deadline_s: float) -> TCPStore:
-    with _explained(f"joining the weight transfer at {host}:{port}"):
+    with explained(f"joining the weight transfer at {host}:{port}"):
         return TCPStore(host, port, None, False, timedelta(seconds=deadline_s), False)

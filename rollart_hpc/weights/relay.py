@@ -19,8 +19,10 @@ from contextlib import contextmanager, suppress
 from rollart_hpc.errors import RollartError, SiteError
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.types import WeightsId
+from rollart_hpc.weights.forming import collective_of
 from rollart_hpc.weights.groups import TransferError
 from rollart_hpc.weights.layout import BadWeights
+from rollart_hpc.weights.mpi import World
 from rollart_hpc.weights.store import MANIFEST, NodeStore, new_bucket
 from rollart_hpc.weights.transfer import Receiving, Rendezvous, Sending, open_rendezvous
 from rollart_hpc.wire.messages import (
@@ -44,13 +46,20 @@ class Relay:
     """`report` is called from the caller's thread and from those of transfers."""
 
     def __init__(
-        self, store: NodeStore, host: str, deadline_s: float, report: Callable[[Message], None], tracer: Tracer
+        self,
+        store: NodeStore,
+        host: str,
+        deadline_s: float,
+        report: Callable[[Message], None],
+        tracer: Tracer,
+        world: World | None = None,
     ) -> None:
         self._store = store
         self._host = host
         self._deadline_s = deadline_s
         self._report = report
         self._tracer = tracer
+        self._world = world
         self._lock = threading.Lock()
         self._sending: Counter[WeightsId] = Counter()
         self._threads: list[threading.Thread] = []
@@ -130,16 +139,18 @@ class Relay:
         weights_id = WeightsId(offer.attempt, offer.version)
         with self._in_use(weights_id):
             stored = self._store.open(weights_id)
-            sending = Sending(rendezvous, offer.size, self._deadline_s)
+            sending = Sending(rendezvous, offer.size, self._deadline_s, world=self._world)
             start_s = time.monotonic()
             num_bytes = sending.send(weights_id, stored.buckets(), lambda: stored.manifest.digest)
         end_s = time.monotonic()
         self._tracer.span("weights.send", start_s, end_s, version=weights_id.version, bytes=num_bytes)
-        self._report(TransferSent(offer.epoch, num_bytes, end_s - start_s))
+        self._report(TransferSent(offer.epoch, num_bytes, end_s - start_s, collective_of(sending.group)))
 
     def _receive(self, join: TransferJoin) -> None:
         weights_id = WeightsId(join.attempt, join.version)
-        receiving = Receiving(join.host, join.port, join.rank, join.size, deadline_s=self._deadline_s)
+        receiving = Receiving(
+            join.host, join.port, join.rank, join.size, deadline_s=self._deadline_s, world=self._world
+        )
         start_s = time.monotonic()
         with receiving, self._store.draft(weights_id) as draft:
             if receiving.weights_id != weights_id:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -22,8 +23,10 @@ import torch
 
 from rollart_hpc.errors import SiteError
 from rollart_hpc.types import WeightsId
-from rollart_hpc.weights.groups import CPU, Group, Seat, TransferError, join_store, open_store
+from rollart_hpc.weights.forming import form
+from rollart_hpc.weights.groups import CPU, Seat, TransferError, join_store, open_store
 from rollart_hpc.weights.layout import BucketInfo, Manifest
+from rollart_hpc.weights.mpi import World
 from rollart_hpc.weights.store import check_bucket
 from rollart_hpc.wire.interfaces import address_facing
 
@@ -73,9 +76,16 @@ def open_rendezvous(host: str) -> Rendezvous:
 class Sending:
     """The source's side of an epoch, rank 0. The constructor waits for the targets."""
 
-    def __init__(self, rendezvous: Rendezvous, size: int, deadline_s: float, device: torch.device = CPU) -> None:
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        size: int,
+        deadline_s: float,
+        device: torch.device = CPU,
+        world: World | None = None,
+    ) -> None:
         store = open_store(rendezvous.listener, rendezvous.host, deadline_s)
-        self.group = Group(store, Seat(0, size, rendezvous.host, deadline_s, device))
+        self.group = form(store, Seat(0, size, rendezvous.host, deadline_s, device), world)
 
     def send(
         self, weights_id: WeightsId, buckets: Iterable[tuple[BucketInfo, torch.Tensor]], digest: Callable[[], str]
@@ -102,6 +112,19 @@ class Sending:
         self.group.broadcast(torch.frombuffer(data, dtype=torch.uint8).to(self.group.device))
 
 
+@dataclass
+class _Arrived:
+    """A bucket whose checksum is being verified."""
+
+    info: BucketInfo
+    raw: torch.Tensor
+    checked: Future[None]
+
+    def verified(self) -> tuple[BucketInfo, torch.Tensor]:
+        self.checked.result()
+        return self.info, self.raw
+
+
 class Receiving:
     """A target's side of an epoch, ranks 1.. The constructor waits for the others.
 
@@ -109,10 +132,18 @@ class Receiving:
     """
 
     def __init__(
-        self, host: str, port: int, rank: int, size: int, *, deadline_s: float, device: torch.device = CPU
+        self,
+        host: str,
+        port: int,
+        rank: int,
+        size: int,
+        *,
+        deadline_s: float,
+        device: torch.device = CPU,
+        world: World | None = None,
     ) -> None:
         store = join_store(host, port, deadline_s)
-        self.group = Group(store, Seat(rank, size, address_facing(host, port), deadline_s, device))
+        self.group = form(store, Seat(rank, size, address_facing(host, port), deadline_s, device), world)
         self._infos: list[BucketInfo] = []
         self._closing: Closing | None = None
         self._opening = self._open()
@@ -122,18 +153,28 @@ class Receiving:
         return WeightsId(self._opening.attempt, self._opening.version)
 
     def buckets(self, allocate: Allocate) -> Iterator[tuple[BucketInfo, torch.Tensor]]:
-        """Each bucket as it arrives, in the buffer that `allocate` made for it, with its checksum verified."""
-        while isinstance(frame := self._get(), Bucket):
-            info = frame.info
-            info.check()
-            raw = allocate(len(self._infos), info.num_bytes)
-            if info.num_bytes:
-                self.group.broadcast(raw)
-            check_bucket(info, raw, f"bucket {len(self._infos)} of the transfer")
-            self._infos.append(info)
-            yield info, raw
-        if not isinstance(frame, Closing):
-            raise TransferError(f"unexpected {type(frame).__name__} in a weight transfer")
+        """Each bucket in the buffer that `allocate` made for it, with its checksum verified.
+
+        While one is verified and used the next one travels, so two buffers are in use at a time.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="checksum") as checker:
+            arrived: _Arrived | None = None
+            while isinstance(frame := self._get(), Bucket):
+                info = frame.info
+                info.check()
+                raw = allocate(len(self._infos), info.num_bytes)
+                if info.num_bytes:
+                    self.group.start_broadcast(raw)
+                if arrived is not None:
+                    yield arrived.verified()
+                self.group.finish()
+                where = f"bucket {len(self._infos)} of the transfer"
+                arrived = _Arrived(info, raw, checker.submit(check_bucket, info, raw, where))
+                self._infos.append(info)
+            if not isinstance(frame, Closing):
+                raise TransferError(f"unexpected {type(frame).__name__} in a weight transfer")
+            if arrived is not None:
+                yield arrived.verified()
         self._closing = frame
 
     def manifest(self) -> Manifest:

@@ -287,6 +287,7 @@ class TransferSent(Message):
     epoch: int
     num_bytes: int
     seconds: float
+    collective: str = ""  # gloo, mpi or nccl: what the epoch went over in the end
 
 
 class Install(Message):
