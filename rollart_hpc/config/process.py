@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import select
 import signal
 import sys
+import threading
 
 PARENT_VARIABLE = "ROLLART_PARENT_PID"  # the process ends with this parent
+LEADER_VARIABLE = "ROLLART_LEADER_PID"  # ... or with this ancestor
 
 STAYS_VARIABLE = "ROLLART_STAYS"  # SIGTERM is for the supervisor: the process ends when the controller says so
 
@@ -39,11 +42,35 @@ def stay_if_told() -> bool:
     return stays
 
 
+def seat_incarnation(incarnation: str, rank: int) -> str:
+    """Of a process that was started together with others under one incarnation."""
+    return f"{incarnation}-{rank}"
+
+
 def end_with_parent() -> None:
     """Have the kernel end this process when its supervisor dies. Without a supervisor (`join`) it lives by itself."""
+    leader = os.environ.pop(LEADER_VARIABLE, "")
+    if leader:
+        _end_with(int(leader))
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if not parent:
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(parent):  # it died before the line above
         sys.exit(EXIT_LINK_LOST)
+
+
+def _end_with(ancestor: int) -> None:
+    """The kernel's tie reaches parents only; an ancestor is watched by a thread."""
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        pidfd = os.pidfd_open(ancestor)
+    except ProcessLookupError:
+        sys.exit(EXIT_LINK_LOST)
+    threading.Thread(target=watch, name="leader", daemon=True).start()

@@ -20,7 +20,11 @@ def role_command(order: Order, run: RunDir, *, address: str = "", checkpoint: Pa
     """`address` is empty for the controller and for late joiners, who find it in the run directory."""
     proc = order.proc
     command = python("-m", f"rollart_hpc.roles.{proc.role}", "--run-dir", str(run.path), "--name", proc.name)
-    command += ["--attempt", str(order.attempt), "--incarnation", order.incarnation, "--node", proc.node]
+    command += ["--attempt", str(order.attempt), "--incarnation", order.incarnation]
+    if order.seats:
+        command += ["--seats", ",".join(f"{seat.name}@{seat.node}" for seat in order.seats)]
+    else:
+        command += ["--node", proc.node]
     if proc.pool:
         command += ["--pool", proc.pool]
     if proc.role == "trainer":

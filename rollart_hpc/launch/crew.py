@@ -18,6 +18,8 @@ from rollart_hpc.launch.plan import Proc
 from rollart_hpc.launch.process import Child, Order
 from rollart_hpc.types import Role
 
+RELAY_WORLD = "relays"
+
 
 class Crew:
     def __init__(
@@ -41,6 +43,11 @@ class Crew:
     def get(self, name: str) -> Child | None:
         return self._children.get(name)
 
+    def behind(self, name: str, incarnation: str) -> Child | None:
+        """The child that is, or carries, this process."""
+        members = ((child, proc.name, known) for child in self.all() for proc, known in child.order.members)
+        return next((child for child, *member in members if member == [name, incarnation]), None)
+
     def all(self) -> list[Child]:
         return list(self._children.values())
 
@@ -56,8 +63,17 @@ class Crew:
             address="" if proc.role == "controller" else self.address,
             checkpoint=newest.path if newest else None,
         )
-        child = self._place.start(order, [*command, *extra], role_environment(proc, self._config), pass_fds)
-        self._children[proc.name] = child
+        self._add(self._place.start(order, [*command, *extra], role_environment(proc, self._config), pass_fds))
+
+    def start_world(self, relays: tuple[Proc, ...]) -> None:
+        """All relays as the ranks of one MPI world, which is one child. Each rank writes a log of its own."""
+        proc = Proc(RELAY_WORLD, "relay", relays[0].hardware, "")
+        order = Order(proc, self.attempt, self._run.log(self.attempt, proc.name), seats=relays)
+        command = role_command(order, self._run, address=self.address)
+        self._add(self._place.start_world(order, command, role_environment(proc, self._config)))
+
+    def _add(self, child: Child) -> None:
+        self._children[child.name] = child
         self._selector.register(child, selectors.EVENT_READ, partial(self._on_end, child))
         self.write()
 

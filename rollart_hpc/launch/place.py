@@ -14,6 +14,8 @@ from contextlib import suppress
 from typing import Protocol
 
 from rollart_hpc.config.process import PARENT_VARIABLE
+from rollart_hpc.launch.command import python
+from rollart_hpc.launch.leader import find_mpiexec
 from rollart_hpc.launch.preloaded import NotPreloaded, Preloaded
 from rollart_hpc.launch.process import Child, Order, end_children, open_log, start_child
 from rollart_hpc.types import Role
@@ -29,6 +31,10 @@ class Place(Protocol):
     def start(
         self, order: Order, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()
     ) -> Child: ...
+
+    def start_world(self, order: Order, command: list[str], environment: dict[str, str]) -> Child:
+        """One MPI world with a rank for every seat of the order; all run the same command. It ends as a whole."""
+        ...
 
     def end(self, children: Iterable[Child], grace_s: float = 0.0, term_s: float = 0.0) -> dict[str, int]:
         """End them all and return their exit codes: wait `grace_s`, SIGTERM, wait `term_s`, SIGKILL."""
@@ -65,6 +71,12 @@ class LocalPlace:
         finally:
             os.close(output)
         return Child(order, process, os.pidfd_open(process.pid))
+
+    def start_world(self, order: Order, command: list[str], environment: dict[str, str]) -> Child:
+        """By mpiexec, which ends all ranks when one dies."""
+        launcher = [find_mpiexec(), "-n", str(len(order.seats)), *command]
+        full = python("-m", "rollart_hpc.launch.leader", *launcher)
+        return start_child(order, full, environment | {PARENT_VARIABLE: str(os.getpid())})
 
     def end(self, children: Iterable[Child], grace_s: float = 0.0, term_s: float = 0.0) -> dict[str, int]:
         return end_children(children, grace_s, term_s)

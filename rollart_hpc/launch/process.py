@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from rollart_hpc.config.process import seat_incarnation
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import FILE_MODE, disk_errors
 from rollart_hpc.launch.plan import Proc
@@ -34,6 +35,14 @@ class Order:
     attempt: int
     log: Path
     incarnation: str = field(default_factory=new_incarnation)
+    seats: tuple[Proc, ...] = ()  # of an MPI world: what its ranks stand for
+
+    @property
+    def members(self) -> list[tuple[Proc, str]]:
+        """Every process of the run behind this start, with its incarnation."""
+        if not self.seats:
+            return [(self.proc, self.incarnation)]
+        return [(proc, seat_incarnation(self.incarnation, rank)) for rank, proc in enumerate(self.seats)]
 
 
 class Process(Protocol):

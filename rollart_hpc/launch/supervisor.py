@@ -44,7 +44,7 @@ from rollart_hpc.launch.signals import Signals
 from rollart_hpc.launch.watchdog import Watchdog
 from rollart_hpc.wire.keys import load_client, make_keys
 from rollart_hpc.wire.link import Link, LinkClosed
-from rollart_hpc.wire.messages import Drain, Exited, Hello, Message, Warned
+from rollart_hpc.wire.messages import Drain, Exited, Hello, Message, Silent, Warned
 
 TICK_S = 1.0  # how often the status is looked at
 WELCOME_S = 20.0  # the controller answers the supervisor within
@@ -180,8 +180,16 @@ class Supervisor:
                 return
             raise
         self._selector.register(self._link, selectors.EVENT_READ, self._hear)
+        self._start_workers()
+
+    def _start_workers(self) -> None:
+        relays = self._plan.of("relay")
+        in_world = self._config.weights.collective == "mpi" and len(relays) > 1
         for proc in self._plan.workers:
-            self._crew.start(proc)
+            if not (in_world and proc.role == "relay"):
+                self._crew.start(proc)
+        if in_world:
+            self._crew.start_world(relays)
 
     def _connect(self) -> Link:
         attempt, node = self._controller_attempt, self._plan.controller.node
@@ -194,14 +202,18 @@ class Supervisor:
     def _ended(self, child: Child) -> None:
         if child not in self._crew:
             return  # ended by us in this very turn
-        code = self._crew.take_out(child).reap()
+        self._settle(child, self._crew.take_out(child).reap())
+
+    def _settle(self, child: Child, code: int) -> None:
+        """It is over and taken out: tell the controller, decide what follows."""
         self._crew.write()
         self._note(f"{child.name} ended: {failures.describe(code)}", is_news=code != 0)
         if child.name == CONTROLLER:
             self._controller_ended(child, code)
-        else:
-            self._tell(Exited(child.name, child.order.incarnation, code))
-            self._worker_ended(child, code)
+            return
+        for proc, incarnation in child.order.members:
+            self._tell(Exited(proc.name, incarnation, code))
+        self._worker_ended(child, code)
 
     def _controller_ended(self, child: Child, code: int) -> None:
         if code == 0:
@@ -219,14 +231,23 @@ class Supervisor:
     def _worker_ended(self, child: Child, code: int) -> None:
         if code == 0 or self._draining:
             return  # it was told to
-        if code == EXIT_USER:
+        if child.order.seats:
+            self._leave_world(child)
+        elif code == EXIT_USER:
             raise failures.reason_of(child, code)
-        if is_elastic(child):
+        elif is_elastic(child):
             self._elastic.failed(f"{child.name} ended: {failures.describe(code)}")
         elif child.proc.role == "trainer":
             self._restore_trainer(child, code)
         else:
             self._start_again(child, code)
+
+    def _leave_world(self, child: Child) -> None:
+        """A world can't be mended: its relays go on singly, over gloo, until the next attempt."""
+        names = ", ".join(proc.name for proc in child.order.seats)
+        self._note(f"the MPI world of {names} is over: they are started again one by one and use gloo")
+        for proc in child.order.seats:
+            self._crew.start(proc)
 
     def _start_again(self, child: Child, code: int) -> None:
         delay_s = self._roles.next_delay_s(child.name, time.monotonic() - child.started_s)
@@ -310,13 +331,26 @@ class Supervisor:
     def _hear(self) -> None:
         """What the controller passes on; that it died is told by its pidfd."""
         assert self._link is not None
+        silent: list[Silent] = []
         try:
             while (received := self._link.recv(0)) is not None:
                 if isinstance(received[0], Warned):
                     self._drain("signal", f"{received[0].name} was told that its time will be up")
+                if isinstance(received[0], Silent):
+                    silent.append(received[0])
         except LinkClosed as error:
             self._note(str(error))
             self._close_link("closed")
+        for process in silent:
+            self._end_silent(process)
+
+    def _end_silent(self, process: Silent) -> None:
+        """Stopped, or in a loop that lets no thread run: a process that only looks alive is ended, then replaced."""
+        child = self._crew.behind(process.name, process.incarnation)
+        if child is not None and not self._draining:
+            self._note(f"{process.name} does not answer and is ended")
+            for ended, code in self._crew.end([child]):
+                self._settle(ended, code or -signal.SIGKILL)
 
     def _tell(self, message: Message) -> None:
         if self._link is not None:

@@ -58,6 +58,7 @@ class Controller:
         self.journal = Journal(start.run, start.config, self.core, self.hub.counters)
         self.pending: deque[ev.Event] = deque()
         self.ending = ""
+        self._silent: dict[str, tuple[float, ms.Hello]] = {}  # lost, perhaps to come back; until when
         self._next_tick = 0.0
         self._commit: ms.Committed | None = None
         self._carry_out: dict[type, Callable[[Any], None]] = {
@@ -125,12 +126,15 @@ class Controller:
     def _member(self, change: members.Joined | members.Lost) -> None:
         hello = change.hello
         if isinstance(change, members.Joined):
+            self._silent.pop(hello.name, None)
             self.journal.joined(hello)
             role = cast(Role, hello.role)  # checked by members
             joined = ev.Joined(hello.name, role, hello.node, hello.pool, hello.capacity, hello.attempt, hello.version)
             self.pending.append(joined)
         else:
             self.journal.lost(hello, change.reason)
+            if change.is_silent:
+                self._silent[hello.name] = (time.monotonic() + self.config.timeouts.silence_s, hello)
             self.pending.append(ev.Lost(hello.name, change.reason))
 
     def _tick_if_due(self) -> None:
@@ -142,7 +146,15 @@ class Controller:
             self._member(change)
         self.pending.append(ev.Tick(now))
         self._settle()
+        self._give_up_silent(now)
         self.journal.tick(now)
+
+    def _give_up_silent(self, now: float) -> None:
+        """Who was busy beyond measure comes back; who stays silent for as long again is stopped or stuck."""
+        for name, (due_s, hello) in list(self._silent.items()):
+            if now >= due_s:
+                del self._silent[name]
+                self.hub.send("supervisor", ms.Silent(name, hello.incarnation))
 
     # --- out ---------------------------------------------------------------------------------
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from rollart_hpc.observe.trace import Tracer
-from rollart_hpc.roles.start import Start, connect, data_address, run_role
+from rollart_hpc.roles.start import Start, connect, data_address, run_role, seated
 from rollart_hpc.wire.link import Link
 from rollart_hpc.wire.messages import Stop, WhoAreYou
 
 if TYPE_CHECKING:
+    from rollart_hpc.weights.mpi import World
     from rollart_hpc.weights.relay import Relay
     from rollart_hpc.weights.store import NodeStore
 
@@ -18,6 +20,19 @@ log = logging.getLogger(__name__)
 
 
 def main(start: Start) -> None:
+    world = None
+    if start.seats:
+        from rollart_hpc.weights.mpi import World
+
+        world = World(start.incarnation, start.config.timeouts.start_s)
+        start = seated(start, world.rank)
+        log.info("rank %d of the %d relays of an MPI world, pid %d", world.rank, world.size, os.getpid())
+    _run(start, world)
+    if world is not None:
+        world.close()
+
+
+def _run(start: Start, world: World | None) -> None:
     from rollart_hpc.weights.relay import Relay
     from rollart_hpc.weights.store import NodeStore
 
@@ -26,7 +41,7 @@ def main(start: Start) -> None:
     store.claim(start.incarnation)
     link = connect(start, address=host)
     with Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
-        relay = Relay(store, host, start.config.weights.deadline_s, link.send, tracer)
+        relay = Relay(store, host, start.config.weights.deadline_s, link.send, tracer, world)
         try:
             _serve(link, relay, tracer)
         except BaseException:  # the store stays: the relay that follows on this node goes on with it

@@ -24,7 +24,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
@@ -35,6 +35,7 @@ from rollart_hpc.config.process import (
     LOG_FORMAT,
     LOG_TIME_FORMAT,
     end_with_parent,
+    seat_incarnation,
     stay_if_told,
     stay_offline,
 )
@@ -42,7 +43,7 @@ from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import RollartError, SiteError
-from rollart_hpc.files import read_json
+from rollart_hpc.files import FILE_MODE, read_json
 from rollart_hpc.types import Role
 
 if TYPE_CHECKING:
@@ -50,6 +51,14 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("rollart_hpc.start")
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a rank of an MPI world stands for."""
+
+    name: str
+    node: str
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ class Start:
     ports: str = ""  # controller: the range it may use, e.g. 40000-40100
     stays: bool = False  # SIGTERM does not end it, but is passed on to the supervisor
     data: str | None = None  # interface or network of the data plane; None = the one that reaches the controller
+    seats: tuple[Seat, ...] = ()  # of an MPI world: who its ranks are
 
 
 def parse(role: Role, arguments: list[str] | None = None) -> Start:
@@ -107,7 +117,20 @@ def parse(role: Role, arguments: list[str] | None = None) -> Start:
         ports=args.ports,
         data=args.data,
         stays=stays,
+        seats=tuple(Seat(*seat.split("@")) for seat in args.seats.split(",") if seat),
     )
+
+
+def seated(start: Start, rank: int) -> Start:
+    """Who this rank of a world is, by the list that all ranks were given. From here on it has a log of its own."""
+    seat = start.seats[rank]
+    output = os.open(start.run.log(start.attempt, seat.name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+    os.dup2(output, sys.stdout.fileno())
+    os.dup2(output, sys.stderr.fileno())
+    os.close(output)
+    _log_to_stderr(seat.name)
+    incarnation = seat_incarnation(start.incarnation, rank)
+    return replace(start, name=seat.name, node=seat.node, incarnation=incarnation)
 
 
 def _parser(role: Role) -> argparse.ArgumentParser:
@@ -128,6 +151,7 @@ def _parser(role: Role) -> argparse.ArgumentParser:
     parser.add_argument("--control", default="lo", help="interface or network the controller listens on")
     parser.add_argument("--ports", default="", help="ports the controller may use; empty = any free one")
     parser.add_argument("--data", default=None, help="interface or network of the data plane")
+    parser.add_argument("--seats", default="", help="NAME@NODE,... of the ranks of an MPI world")
     return parser
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rollart_hpc.weights.groups import CPU, Group, Seat, TorchGroup, TransferError, explained
 from rollart_hpc.weights.mpi import MpiGroup, World

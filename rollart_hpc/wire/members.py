@@ -47,6 +47,7 @@ class Joined:
 class Lost:
     hello: Hello
     reason: str
+    is_silent: bool = False  # nothing says that the process is gone
 
 
 class Members:
@@ -96,7 +97,8 @@ class Members:
             self._heard_s = dict.fromkeys(self._heard_s, now)
         self._ticked_s = now
         silent = [name for name, heard_s in self._heard_s.items() if now - heard_s > self._silence_s]
-        return [event for name in silent for event in self._lose(name, f"silent for {self._silence_s:g} s")]
+        reason = f"silent for {self._silence_s:g} s"
+        return [event for name in silent for event in self._lose(name, reason, is_silent=True)]
 
     def lose(self, name: str, reason: str) -> list[Joined | Lost]:
         """For a caller who knows better, e.g. after a send that found nobody."""
@@ -131,7 +133,7 @@ class Members:
             return f"capacity {hello.capacity}"
         return ""
 
-    def _lose(self, name: str, reason: str) -> list[Joined | Lost]:
+    def _lose(self, name: str, reason: str, is_silent: bool = False) -> list[Joined | Lost]:
         del self._heard_s[name]
         self._router.forget(name)
-        return [Lost(self._hellos.pop(name), reason)]
+        return [Lost(self._hellos.pop(name), reason, is_silent)]

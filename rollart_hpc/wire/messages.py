@@ -96,6 +96,13 @@ class Warned(Message):
     name: str
 
 
+class Silent(Message):
+    """controller -> supervisor: this process has not been heard of for long and did not come back; end it."""
+
+    name: str
+    incarnation: str
+
+
 class Drain(Message):
     """supervisor -> controller: save a checkpoint, then stop the run (`reason`: cancelled, limit)."""
 
@@ -389,7 +396,7 @@ class Saved(Message):
 
 
 AnyMessage = Union[
-    Hello, Welcome, Refused, WhoAreYou, Heartbeat, HeartbeatAck, Bye, Stop, Exited, Warned, Drain,
+    Hello, Welcome, Refused, WhoAreYou, Heartbeat, HeartbeatAck, Bye, Stop, Exited, Silent, Warned, Drain,
     Play, Cancel, TurnWanted, Resend, Ended,
     Generate, Abort, Forget, PrefixMissing, Prefilled, Generated,
     Published, Adopt, Held, TransferOffer, TransferReady, TransferJoin, TransferFailed, TransferSent,
