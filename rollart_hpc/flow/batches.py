@@ -70,7 +70,7 @@ class Batches:
 
     def fill(self) -> bool:
         """Send what the open batch can take now; True if that closed it."""
-        if not self.is_open:
+        if not self.is_open or not self.buffer:
             return False
         ready = self._ready()
         complete = len(self.taken) + len(ready) == self.policy.groups_per_step

@@ -225,6 +225,8 @@ class Plays:
                     trajectory.request = 0  # marks it as handed to the router
 
     def _pump_envs(self) -> None:
+        if not self.queue:
+            return
         envs = [w for w in self.workers.values() if w.role == "env" and w.room > 0]
         later: list[Trajectory] = []
         while envs and self.queue:
@@ -275,7 +277,7 @@ class Plays:
         return self.policy.rewards_last and any(t.is_training and t.state in PLAYING for t in self.all.values())
 
     def _pump_rewards(self) -> None:
-        if self._rewards_wait():
+        if not self.to_score or self._rewards_wait():
             return
         workers = [w for w in self.workers.values() if w.role == "reward" and w.room > 0]
         while workers and self.to_score:

@@ -23,6 +23,7 @@ from rollart_hpc.types import Frame
 from rollart_hpc.wire import messages
 from rollart_hpc.wire.keys import ServerKeys
 from rollart_hpc.wire.messages import MAX_FRAME_BYTES, MAX_FRAMES, AnyMessage, BadMessage, Message
+from rollart_hpc.wire.parts import receive_parts, send_parts
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Hub:
         self._max_frame_bytes = max_frame_bytes
         self._admitted_key = keys.client_public
         self._routes: dict[str, bytes] = {}  # admitted and not lost
+        self._names: dict[bytes, str] = {}  # the same by identity
         self._newest: dict[str, bytes] = {}  # admitted last, lost or not
         self._superseded: set[bytes] = set()
         self._logged_s: dict[str, float] = {}
@@ -118,25 +120,27 @@ class Hub:
     def _drain(self, arrived: list[Incoming], max_messages: int) -> None:
         for _ in range(max_messages):
             try:
-                parts = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+                identity, *parts = receive_parts(self._router)
             except zmq.Again:
                 return
-            identity = parts[0].bytes
             try:
-                incoming = self._read(identity, [part.buffer for part in parts[1:]])
+                incoming = self._read(identity, parts)
             except BadMessage as error:
                 self._complain("bad_messages", f"from {identity[:80]!r}: {error}")
                 continue
             if incoming is not None:
                 arrived.append(incoming)
 
-    def _read(self, identity: bytes, parts: list[memoryview]) -> Incoming | None:
-        if any(part.nbytes > self._max_frame_bytes for part in parts):
+    def _read(self, identity: bytes, parts: list[bytes]) -> Incoming | None:
+        if max(map(len, parts), default=0) > self._max_frame_bytes:
             self._complain("oversized", f"frame beyond {self._max_frame_bytes} bytes from {identity[:80]!r}")
             return None
         if not 1 <= len(parts) <= MAX_FRAMES:
             raise BadMessage(f"{len(parts)} frames, expected 1 to {MAX_FRAMES}")
         message = messages.decode(parts[0])
+        known = self._names.get(identity)
+        if known is not None and not isinstance(message, messages.Hello):
+            return known, message, list(parts[1:])
         name, _, incarnation = identity.decode(errors="replace").partition("#")
         if isinstance(message, messages.Hello) and (name, incarnation) != (message.name, message.incarnation):
             raise BadMessage(f"Hello of {message.name!r} under another's identity")
@@ -144,7 +148,7 @@ class Hub:
             self._complain("superseded", f"{name}: message of a process that another one replaced")
             self._send_raw(identity, messages.Refused(f"another process took over the name {name}"))
             return None
-        if self._routes.get(name) != identity and not isinstance(message, messages.Hello):
+        if not isinstance(message, messages.Hello):
             self._complain("unknown", f"{type(message).__name__} from {name!r}, which has not said Hello")
             self._send_raw(identity, messages.WhoAreYou())
             return None
@@ -160,7 +164,7 @@ class Hub:
 
     def _send_raw(self, identity: bytes, message: Message, *frames: Frame) -> bool:
         try:
-            self._router.send_multipart([identity, messages.encode(message), *frames], zmq.NOBLOCK, copy=False)
+            send_parts(self._router, [identity, messages.encode(message), *frames])
         except zmq.ZMQError as error:
             if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 return False
@@ -176,7 +180,9 @@ class Hub:
         if earlier is not None and earlier != identity:
             self._send_raw(earlier, messages.Refused(f"another process took over the name {name}"))
             self._superseded.add(earlier)
+            self._names.pop(earlier, None)
         self._routes[name] = self._newest[name] = identity
+        self._names[identity] = name
 
     def refuse(self, name: str, incarnation: str, reason: str) -> None:
         self.counters["refused_hellos"] += 1
@@ -184,7 +190,9 @@ class Hub:
 
     def forget(self, name: str) -> None:
         """It is lost. If it speaks again it is asked who it is."""
-        self._routes.pop(name, None)
+        identity = self._routes.pop(name, None)
+        if identity is not None:
+            self._names.pop(identity, None)
 
     # --- handshakes ----------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ from rollart_hpc.wire.messages import (
     Welcome,
     WhoAreYou,
 )
+from rollart_hpc.wire.parts import send_parts
 from rollart_hpc.wire.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
@@ -221,7 +222,7 @@ class Link:
 
     def _put(self, parts: Sequence[Frame]) -> bool:
         try:
-            self._dealer.send_multipart(list(parts), zmq.NOBLOCK, copy=False)
+            send_parts(self._dealer, parts)
         except zmq.Again:
             return False
         return True

@@ -27,7 +27,9 @@ def why_not() -> str:
         return str(error)
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed"
-    tried = subprocess.run([sys.executable, "-c", "from mpi4py import MPI"], capture_output=True, text=True, check=False)
+    tried = subprocess.run(
+        [sys.executable, "-c", "from mpi4py import MPI"], capture_output=True, text=True, check=False
+    )
     return tried.stderr.strip().splitlines()[-1] if tried.returncode else ""
 
 
