@@ -59,6 +59,7 @@ class Seat:
 
     name: str
     node: str
+    host: str = ""  # where it was started, if the launcher numbers ranks in an order of its own
 
 
 @dataclass(frozen=True)
@@ -117,19 +118,27 @@ def parse(role: Role, arguments: list[str] | None = None) -> Start:
         ports=args.ports,
         data=args.data,
         stays=stays,
-        seats=tuple(Seat(*seat.split("@")) for seat in args.seats.split(",") if seat),
+        seats=_seats(args.seats, args.hosts),
     )
+
+
+def _seats(seats: str, hosts: str) -> tuple[Seat, ...]:
+    pairs = [seat.split("@") for seat in seats.split(",") if seat]
+    where = hosts.split(",") if hosts else [""] * len(pairs)
+    return tuple(Seat(name, node, host) for (name, node), host in zip(pairs, where, strict=True))
 
 
 def seated(start: Start, rank: int) -> Start:
     """Who this rank of a world is, by the list that all ranks were given. From here on it has a log of its own."""
-    seat = start.seats[rank]
+    host = os.environ.get("SLURMD_NODENAME", "")  # one of the variables that are right in every component
+    index = next((i for i, seat in enumerate(start.seats) if seat.host and seat.host == host), rank)
+    seat = start.seats[index]
     output = os.open(start.run.log(start.attempt, seat.name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
     os.dup2(output, sys.stdout.fileno())
     os.dup2(output, sys.stderr.fileno())
     os.close(output)
     _log_to_stderr(seat.name)
-    incarnation = seat_incarnation(start.incarnation, rank)
+    incarnation = seat_incarnation(start.incarnation, index)
     return replace(start, name=seat.name, node=seat.node, incarnation=incarnation)
 
 
@@ -151,6 +160,7 @@ def _parser(role: Role) -> argparse.ArgumentParser:
     parser.add_argument("--control", default="lo", help="interface or network the controller listens on")
     parser.add_argument("--ports", default="", help="ports the controller may use; empty = any free one")
     parser.add_argument("--data", default=None, help="interface or network of the data plane")
+    parser.add_argument("--hosts", default="", help="HOST,... of these ranks; empty: they are numbered as listed")
     parser.add_argument("--seats", default="", help="NAME@NODE,... of the ranks of an MPI world")
     return parser
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from rollart_hpc.config.process import STAYS_VARIABLE
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.site import SiteConfig
+from rollart_hpc.errors import UserError
 from rollart_hpc.launch.command import python
 from rollart_hpc.launch.place import LocalPlace
 from rollart_hpc.launch.plan import CONTROLLER, Component, Plan, Proc
@@ -77,7 +78,24 @@ class SlurmPlace:
         component = self._plan.component_of(order.proc.node)
         options = self._srun(order, component)
         options.append("--input=none" if stdin == subprocess.DEVNULL else "--input=0")
-        step = start_child(order, [*options, *self._inside(component, command)], variables, kind=Step, stdin=stdin)
+        return self._start_step(order, [*options, *self._inside(component, command)], variables, stdin)
+
+    def start_world(self, order: Order, command: list[str], environment: dict[str, str]) -> Child:
+        """A rank finds its seat by its host: within a component Slurm numbers ranks in an order of its own."""
+        network = self._site.network
+        if self._site.mpi == "none":
+            raise UserError(
+                "weights.collective=mpi, but the site file says mpi: none",
+                "set it to what `srun --mpi=list` offers (pmi2 for mpich), or weights.collective=gloo",
+            )
+        hosts = ",".join(self._allocation.hosts[seat.node] for seat in order.seats)
+        command = [*command, f"--data={network.data or network.control}", f"--hosts={hosts}"]
+        return self._start_step(order, self._srun_world(order, command), self._variables(environment))
+
+    def _start_step(
+        self, order: Order, full: list[str], variables: dict[str, str], stdin: int = subprocess.DEVNULL
+    ) -> Step:
+        step = start_child(order, full, variables, kind=Step, stdin=stdin)
         assert isinstance(step, Step)
         step.slurm_name = step_name(order)
         step.abandoned = partial(self._cancel, [step])
@@ -100,12 +118,30 @@ class SlurmPlace:
     # --- srun ------------------------------------------------------------------------------------
 
     def _srun(self, order: Order, component: Component) -> list[str]:
-        """Everything is stated: srun inherits some of the job's options and not others, by version."""
-        proc, needs = order.proc, order.proc.needs
+        part = self._part(order, component, [order.proc])
+        return ["srun", f"--jobid={self._allocation.leader}", "--mpi=none", "--kill-on-bad-exit=0", *part]
+
+    def _srun_world(self, order: Order, command: list[str]) -> list[str]:
+        """One step over all components that have a seat: one rank space. All ranks end with the first that fails."""
+        full = ["srun", f"--jobid={self._allocation.leader}", f"--mpi={self._site.mpi}", "--kill-on-bad-exit=1"]
+        full.append("--input=none")
+        by_component: dict[int, list[Proc]] = {}
+        for seat in order.seats:
+            by_component.setdefault(self._plan.component_of(seat.node).index, []).append(seat)
+        parts = []
+        for _, seats in sorted(by_component.items()):
+            component = self._plan.component_of(seats[0].node)
+            parts.append([*self._part(order, component, seats), *self._inside(component, command)])
+        return [*full, *parts[0], *(word for part in parts[1:] for word in (":", *part))]
+
+    def _part(self, order: Order, component: Component, procs: list[Proc]) -> list[str]:
+        """One process on each host. Everything is stated: srun inherits some of the job's options, by version."""
+        proc, needs = procs[0], procs[0].needs
+        hosts = ",".join(self._allocation.hosts[each.node] for each in procs)
         options = [
-            "srun", f"--jobid={self._allocation.leader}", "--nodes=1", "--ntasks=1", f"--cpus-per-task={needs.cpus}",
-            f"--gres={self._gres(proc, component)}", "--exact", f"--nodelist={self._allocation.hosts[proc.node]}",
-            "--mpi=none", "--export=ALL", "--kill-on-bad-exit=0", "--unbuffered",
+            f"--nodes={len(procs)}", f"--ntasks={len(procs)}", "--ntasks-per-node=1", f"--cpus-per-task={needs.cpus}",
+            f"--gres={self._gres(proc, component)}", "--exact", f"--nodelist={hosts}",
+            "--export=ALL", "--unbuffered",
             f"--chdir={self._run_dir}", f"--job-name={step_name(order)}",
         ]  # fmt: skip
         if component.per_node.memory_gb:
