@@ -123,7 +123,7 @@ def test_silence_is_a_loss_and_any_message_breaks_it() -> None:
         clock.now += 4
         assert members.tick(clock.now) == []
     clock.now += 4
-    assert members.tick(clock.now) == [Lost(hello, "silent for 10 s")]
+    assert members.tick(clock.now) == [Lost(hello, "silent for 10 s", is_silent=True)]
     assert members.alive == {} and router.routes == {}
     assert members.tick(clock.now) == []
 
