@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from rollart_hpc.bench import engine as bench_engine
+from rollart_hpc.bench import hub as bench_hub
 from rollart_hpc.bench import modes as bench
 from rollart_hpc.config.schema import MODES
 
@@ -23,4 +24,11 @@ def engine(args: argparse.Namespace) -> int:
     settings = bench_engine.Settings(args.engine, args.model, args.batch, args.prompt, args.new, args.pairs)
     result = bench_engine.bench_engine(settings, lambda text: print(text, file=sys.stderr, flush=True))
     print(result.as_json() if args.json else result.as_text())
+    return 0
+
+
+def hub(args: argparse.Namespace) -> int:
+    settings = bench_hub.Settings(tuple(args.slots), args.seconds)
+    rows = bench_hub.bench_hub(settings, lambda text: print(text, file=sys.stderr, flush=True))
+    print(bench_hub.as_json(settings, rows) if args.json else bench_hub.table(rows))
     return 0

@@ -137,7 +137,8 @@ class Router:
     def _must_end_on(self, own: Worker, trajectory: Trajectory) -> bool:
         """It began there when its pool was gone. An engine that installs only when idle would wait for its end, and
         the pool, if that needs the new version first, for the engine."""
-        return self.policy.install_idle and own.room > 0 and self._may_serve(own, trajectory)
+        is_whole = self.stage(trajectory) is Stage.WHOLE
+        return self.policy.install_idle and is_whole and own.room > 0 and self._may_serve(own, trajectory)
 
     def _count(self, trajectory: Trajectory, engine: Worker) -> None:
         task = self.tally.tasks[trajectory.task]
