@@ -113,6 +113,8 @@ class Job:
             "trainer": f"trainer.{config.trainer.kind}",
             "relay": "relay",
         }
+        if config.weights.collective == "mpi":
+            del kinds["relay"]  # they start together, as one MPI world
         for proc in self.plan.workers:
             if proc.role in kinds:
                 place.warm_up(proc, kinds[proc.role], role_environment(proc, config))
