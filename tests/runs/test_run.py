@@ -65,15 +65,18 @@ def check_private(directory):
 
 
 def test_direct_weights_from_two_trainer_ranks_while_a_task_is_in_trouble(run):
-    """Weights go straight into the engines, two ranks train as one, and what fails in a task stops nothing."""
+    """Weights go straight into the engines, two ranks train as one, rewards come with the queue and go, and what fails
+    in a task stops nothing."""
     rates = {"reset_failure_rate": 0.1, "turn_error_rate": 0.05, "crash_rate": 0.05, "hang_rate": 0.02}
     trouble = [f"tasks.frozenlake.trouble.{key}={value}" for key, value in rates.items()]
     changes = ["weights.transport=direct", "trainer.ranks=2", "tasks.frozenlake.turn_timeout_s=3"]
-    run.start("steps=3", "validation.plays=0", *changes, *trouble).wait()
+    elastic = ["reward.workers=0", "reward.elastic={max_workers: 2, queue_per_worker: 8, idle_s: 0.5, settle_s: 0.2}"]
+    run.start("steps=3", "validation.plays=0", *changes, *elastic, *trouble).wait()
     status = run.status()
     assert status["state"] == "finished" and status["step"] == 3
     assert status["weights"]["transport"] == "direct" and status["weights"]["transfers"] >= 6
-    assert "relay" not in status["workers"]
+    assert "relay" not in status["workers"] and status["workers"]["reward"]["joined"] >= 1
+    assert "asking for 1 elastic reward worker" in run.logs()
     assert max(line["metrics"]["logprob_gap_max"] for line in run.steps()) < 1e-4
     assert {"reset_failed", "env_error", "env_crashed", "env_timeout"} & set(status["dropped"])
 

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rollart_hpc.config.load import load, load_site
+from rollart_hpc.launch.plan import make_plan
+from rollart_hpc.launch.slurm.limits import Limits, exceeded
+
+PLAN = make_plan(load("quickstart"), load_site("dev"))  # 120 minutes; cpu: 4 CPUs, 4 GB; h800: 2 GPUs; h20: 1 GPU
+H800 = PLAN.components[1]
+
+
+def problems(qos: dict[str, str], **association: str) -> list[str]:
+    row: dict[str, Any] = {"Account": "rl", "Partition": "", "QOS": "q", "DefaultQOS": "q", **association}
+    limits = Limits([row], {"q": {"Name": "q", **qos}})
+    return list(exceeded(limits, row, "q", H800, PLAN))
+
+
+@pytest.mark.parametrize(
+    ("qos", "said"),
+    [
+        ({"MaxTRES": "gres/gpu=1,cpu=100"}, "QOS q: gres/gpu is limited to 1, this run needs 2"),
+        ({"MaxTRES": "gres/gpu=2"}, ""),
+        ({"MaxTRESPU": "gres/gpu=2"}, "QOS q: gres/gpu is limited to 2, this run needs 3"),
+        ({"GrpTRES": "node=2"}, "QOS q: node is limited to 2, this run needs 3"),
+        ({"GrpTRES": "mem=8G"}, "QOS q: mem is limited to 8G, this run needs 12"),
+        ({"GrpTRES": "mem=12000M"}, "QOS q: mem is limited to 12000M, this run needs 12"),
+        ({"GrpTRES": "license/x=1"}, ""),
+        ({"MaxWall": "01:00:00"}, "QOS q: jobs of 60 min at most, this one asks for 120: job.time_minutes=60"),
+        ({"MaxWall": "1-00:00:00"}, ""),
+        ({"MaxSubmitPU": "2"}, "QOS q: 2 jobs at once, this run has 3 components; use another QOS"),
+    ],
+)
+def test_limits_of_a_qos(qos: dict[str, str], said: str) -> None:
+    found = problems(qos)
+    assert [line[: len(said)] for line in found] == ([said] if said else [])
+
+
+def test_limits_of_an_account() -> None:
+    assert problems({}, MaxTRES="cpu=2")[0].startswith("account rl: cpu is limited to 2, this run needs 3")
+
+
+def test_the_association_that_counts() -> None:
+    rows = [{"Account": "a", "Partition": ""}, {"Account": "b", "Partition": "h20"}, {"Account": "b", "Partition": ""}]
+    limits = Limits(rows, {})
+    assert limits.accounts == ["a", "b"]
+    assert limits.association("", "cpu") == rows[0] and limits.association("b", "h20") == rows[1]
+    assert limits.association("b", "cpu") == rows[2] and limits.association("c", "cpu") is None
