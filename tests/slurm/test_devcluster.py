@@ -80,6 +80,7 @@ def test_a_second_cluster_beside_it_ends_with_every_process_of_its_jobs(cluster:
     namespace = f"/proc/{second.holder.pid}/ns/pid_for_children"
     inside = processes_in(Path(namespace).stat().st_ino)
     assert len(inside) > 10
+    until(lambda: " Z" not in second.run("ps", "-eo", "pid,stat").stdout, "the orphans to be reaped")
 
     assert launch("down", *option).returncode == 0
     assert not directory.exists()

@@ -19,7 +19,7 @@ from rollart_hpc.errors import SiteError
 from rollart_hpc.files import read_json, write_json
 
 # The first process of the namespace inherits orphans; one that ignores SIGCHLD need not wait for them.
-_FIRST = ("sh", "-c", "trap '' CHLD; exec sleep infinity")
+_FIRST = ("env", "--ignore-signal=CHLD", "sleep", "infinity")
 _LIMIT_S = 30.0
 
 
