@@ -76,7 +76,6 @@ def test_direct_weights_from_two_trainer_ranks_while_a_task_is_in_trouble(run):
     assert status["state"] == "finished" and status["step"] == 3
     assert status["weights"]["transport"] == "direct" and status["weights"]["transfers"] >= 6
     assert "relay" not in status["workers"] and status["workers"]["reward"]["joined"] >= 1
-    assert "asking for 1 elastic reward worker" in run.logs()
     assert max(line["metrics"]["logprob_gap_max"] for line in run.steps()) < 1e-4
     assert {"reset_failed", "env_error", "env_crashed", "env_timeout"} & set(status["dropped"])
 
