@@ -15,7 +15,7 @@ from rollart_hpc.launch.devcluster.cluster import Cluster
 from rollart_hpc.launch.slurm import record
 
 SMALL = Path(__file__).parent.parent / "runs" / "small.yaml"
-LIMIT_S = 240
+LIMIT_S = 400
 # In mode sync a step trains on what its own version played, and with `deterministic` it always plays the same.
 DETERMINISTIC = ("mode=sync", "deterministic=true", "flow.redundancy=0", "validation.plays=0", "checkpoint.every=0")
 # A step must last long enough that something can happen to the run in the middle.

@@ -26,7 +26,7 @@ def run(own_cluster: Cluster, tiny_model: Path) -> Iterator[Submitted]:
     parent.mkdir(mode=0o755)
     one = Submitted(own_cluster, parent / "a run", tiny_model)
     yield one.submit(
-        f"steps={STEPS}", "validation.plays=0", "checkpoint.every=1", "timeouts.silence_s=4", SLOWLY, ALONE
+        f"steps={STEPS}", "validation.plays=0", "checkpoint.every=1", "timeouts.silence_s=10", SLOWLY, ALONE
     )
     shutil.rmtree(parent, ignore_errors=True)
 
