@@ -64,6 +64,10 @@ def _add_run_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
         "--wait", action="store_true", help="show progress until the run ends; its exit code is this one's"
     )
     submit.add_argument("--quiet", action="store_true", help="with --wait: no progress, only the result")
+    debug = _add(commands, "debug", "rollart_hpc.cli.debug:debug", "start a run in an allocation, with a prompt")
+    _add_run_arguments(debug)
+    debug.add_argument("--run-dir", help="directory of the run, must not exist; default: runs/NAME-DATE-TIME")
+    debug.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)  # salloc's command
     plan = _add(commands, "plan", "rollart_hpc.cli.plan:plan", "what a run would take of a site")
     _add_run_arguments(plan)
     plan.add_argument("--json", action="store_true", help="machine-readable")

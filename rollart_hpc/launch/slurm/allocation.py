@@ -22,10 +22,28 @@ class Allocation:
     job_ids: tuple[int, ...]  # by component
     hosts: dict[str, str]  # node of the plan -> host
     restart: int  # how often Slurm has started the job again
+    is_folded: bool = False  # the job was not made for this plan: processes share what it has
 
     @property
     def is_heterogeneous(self) -> bool:
-        return len(self.job_ids) > 1
+        return len(set(self.job_ids)) > 1
+
+
+def fold(plan: Plan, slurm: Slurm, variables: Mapping[str, str]) -> Allocation:
+    """The plan's nodes on whatever nodes the job around this process has, in turn."""
+    leader = int(variables["SLURM_JOB_ID"])
+    given = slurm.run("scontrol", "show", "hostnames", variables["SLURM_JOB_NODELIST"]).split()
+    nodes = [node for component in plan.components for node in component.nodes]
+    hosts = {node: given[i % len(given)] for i, node in enumerate(nodes)}
+    return Allocation(leader, (leader,) * len(plan.components), hosts, 0, is_folded=True)
+
+
+def fits(plan: Plan, variables: Mapping[str, str]) -> bool:
+    """Has the job around this process as many components as the plan, with as many nodes?"""
+    num_given = int(variables.get("SLURM_HET_SIZE", "1"))
+    suffixes = [f"_HET_GROUP_{i}" if num_given > 1 else "" for i in range(num_given)]
+    nodes = [int(variables.get(f"SLURM_JOB_NUM_NODES{suffix}", "0")) for suffix in suffixes]
+    return [len(component.nodes) for component in plan.components] == nodes
 
 
 def read_allocation(plan: Plan, slurm: Slurm, variables: Mapping[str, str]) -> Allocation:

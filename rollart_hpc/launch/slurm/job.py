@@ -32,7 +32,7 @@ from rollart_hpc.launch.command import role_environment
 from rollart_hpc.launch.ownership import read_ownership, write_ownership
 from rollart_hpc.launch.plan import Component, make_plan
 from rollart_hpc.launch.slurm import record
-from rollart_hpc.launch.slurm.allocation import Allocation, read_allocation
+from rollart_hpc.launch.slurm.allocation import Allocation, fits, fold, read_allocation
 from rollart_hpc.launch.slurm.budget import Budget
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
 from rollart_hpc.launch.slurm.epilogue import run_epilogues
@@ -57,11 +57,14 @@ class Output:
 
 
 class Job:
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, once: bool = False) -> None:
+        """`once`: in an allocation that somebody sits in front of. It may have any shape and is never requeued."""
+        self.once = once
         self.run, self.out, self.slurm = run, Output(), Slurm()
         self.config, self.site = read_resolved(run.config), read_site(run.site)
         self.plan = make_plan(self.config, self.site)
-        self.allocation = read_allocation(self.plan, self.slurm, os.environ)
+        read = fold if once and not fits(self.plan, os.environ) else read_allocation
+        self.allocation = read(self.plan, self.slurm, os.environ)
 
     def carry_out(self) -> int:
         if record.is_cancelled(record.read(self.run)) or read_ownership(self.run).get("state") == "finished":
@@ -170,6 +173,9 @@ class Job:
     # --- the end ---------------------------------------------------------------------------------
 
     def _requeue(self, reason: str) -> int:
+        if self.once:
+            self._end("drained", reason)
+            return EXIT_DRAINED
         self._note_bad_nodes()
         self._end(REQUEUED, reason)
         exclude = [*always_excluded(self.site), *record.bad_hosts(record.read(self.run))]
@@ -226,9 +232,11 @@ def _part(component: Component, allocation: Allocation) -> record.Part:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rollart_hpc.launch.slurm.job", allow_abbrev=False)
     parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--once", action="store_true", help="never requeue the job around this process")
+    args = parser.parse_args(arguments)
     os.umask(0o077)  # files of a run are private to its user
     try:
-        return Job(open_run_dir(parser.parse_args(arguments).run_dir)).carry_out()
+        return Job(open_run_dir(args.run_dir), args.once).carry_out()
     except RollartError as error:
         print(f"rollart-hpc: {error}", file=sys.stderr)
         return error.exit_code

@@ -75,6 +75,14 @@ def _directives(component: Component, plan: Plan, config: RunConfig, site: SiteC
     return "\n".join(f"#SBATCH --{name}" + ("" if value is None else f"={_quoted(value)}") for name, value in chosen)
 
 
+def allocation_options(component: Component, plan: Plan, config: RunConfig, site: SiteConfig, run: RunDir) -> list[str]:
+    """Of salloc, for one component: what the script would ask for, without what concerns the script."""
+    options = site.options(component.hardware)
+    chosen: list[Option] = [("job-name", job_name(config, run)), ("partition", component.partition)]
+    chosen += [*_resources(component, site), ("time", clock(plan.time_minutes)), *permissions(config, options)]
+    return [f"--{name}" + ("" if value is None else f"={value}") for name, value in chosen]
+
+
 def _resources(component: Component, site: SiteConfig) -> Iterator[Option]:
     needs = component.per_node
     yield "nodes", str(len(component.nodes))

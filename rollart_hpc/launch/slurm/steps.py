@@ -140,10 +140,12 @@ class SlurmPlace:
         hosts = ",".join(self._allocation.hosts[each.node] for each in procs)
         options = [
             f"--nodes={len(procs)}", f"--ntasks={len(procs)}", "--ntasks-per-node=1", f"--cpus-per-task={needs.cpus}",
-            f"--gres={self._gres(proc, component)}", "--exact", f"--nodelist={hosts}",
-            "--export=ALL", "--unbuffered",
+            f"--nodelist={hosts}", "--export=ALL", "--unbuffered",
             f"--chdir={self._run_dir}", f"--job-name={step_name(order)}",
         ]  # fmt: skip
+        if self._allocation.is_folded:
+            return [*options, "--overlap"]
+        options += ["--exact", f"--gres={self._gres(proc, component)}"]
         if component.per_node.memory_gb:
             options.append(f"--mem={int(needs.memory_gb * 1024)}M")
         if self._allocation.is_heterogeneous:

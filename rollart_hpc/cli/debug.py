@@ -1,0 +1,95 @@
+"""`debug`: a run in an allocation with a prompt in front of it: look, attach, leave nothing behind."""
+
+from __future__ import annotations
+
+import argparse
+import cmd
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from rollart_hpc.cli.main import main as run_command
+from rollart_hpc.cli.plan import load_for_site
+from rollart_hpc.config.resolved import write_resolved
+from rollart_hpc.config.rundir import RunDir, new_run_dir, open_run_dir
+from rollart_hpc.errors import RollartError, UserError
+from rollart_hpc.launch.plan import Plan, make_plan
+from rollart_hpc.launch.slurm.allocation import Allocation
+from rollart_hpc.launch.slurm.commands import clean_environment
+from rollart_hpc.launch.slurm.interactive import attach_command, current_allocation, salloc_command, supervised
+
+
+def debug(args: argparse.Namespace) -> int:
+    """In an allocation that fits: there. Else salloc asks for one and calls this again, inside."""
+    if args.inside:
+        return _sit(open_run_dir(args.run))
+    loaded = load_for_site(args)
+    if loaded.site.launcher != "slurm":
+        raise UserError(f"site {loaded.site.name} is one machine, not a cluster", "use: rollart-hpc run")
+    run = RunDir(args.run_dir) if args.run_dir else new_run_dir(loaded.config.name)
+    plan = make_plan(loaded.config, loaded.site)
+    run.create()
+    write_resolved(run.config, loaded.config)
+    write_resolved(run.site, loaded.site)
+    print(f"run directory {run.path}", file=sys.stderr)
+    if "SLURM_JOB_ID" in os.environ:
+        return _sit(run)
+    command = salloc_command(run, plan)
+    return subprocess.run(command, env=clean_environment(), check=False).returncode
+
+
+def _sit(run: RunDir) -> int:
+    plan, allocation = current_allocation(run)
+    with supervised(run) as log:
+        Prompt(run, plan, allocation, log).sit()
+    return 0
+
+
+class Prompt(cmd.Cmd):
+    prompt = "rollart> "
+
+    def __init__(self, run: RunDir, plan: Plan, allocation: Allocation, log: Path) -> None:
+        super().__init__()
+        self._run, self._plan, self._allocation = run, plan, allocation
+        self.intro = (
+            f"all roles of {run.path} are starting in job {allocation.leader}; the supervisor writes to {log}\n"
+            "status, logs [ROLE], attach PROCESS, exit (ends the run); anything else is run by your shell"
+        )
+
+    def sit(self) -> None:
+        """Until the user has enough; Ctrl-C only ends the command at hand."""
+        while True:
+            try:
+                return self.cmdloop()
+            except KeyboardInterrupt:
+                self.intro = ""
+                print()
+
+    def do_status(self, line: str) -> None:
+        """How the run is doing."""
+        run_command(["status", str(self._run.path)])
+
+    def do_logs(self, line: str) -> None:
+        """The logs of all processes, of a role or of a process."""
+        run_command(["logs", str(self._run.path), *(["--role", line] if line else [])])
+
+    def do_attach(self, line: str) -> None:
+        """A shell on the node of a process."""
+        try:
+            subprocess.run(attach_command(line, self._plan, self._allocation), env=clean_environment(), check=False)
+        except RollartError as error:
+            print(error)
+
+    def do_exit(self, line: str) -> bool:
+        """End the run and release the nodes."""
+        return True
+
+    def do_EOF(self, line: str) -> bool:
+        return True
+
+    def emptyline(self) -> bool:
+        return False
+
+    def default(self, line: str) -> None:
+        subprocess.run(line, shell=True, check=False)
