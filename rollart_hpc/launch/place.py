@@ -28,6 +28,10 @@ class Place(Protocol):
         """How long the run may stay before it has to save and go."""
         ...
 
+    def told_to_end(self) -> None:
+        """The run was asked to save and go."""
+        ...
+
     def start(
         self, order: Order, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()
     ) -> Child: ...
@@ -54,6 +58,9 @@ class LocalPlace:
 
     def left_s(self) -> float:
         return math.inf
+
+    def told_to_end(self) -> None:
+        pass
 
     def start(
         self, order: Order, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()

@@ -314,6 +314,8 @@ class Supervisor:
         if self._draining and self._place.is_patient:
             return
         self.why = self.why or why
+        if not self._draining:
+            self._place.told_to_end()
         if self._draining or self._link is None:
             self._note(f"{cause}: ending every process now")
             self._outcome = "drained"

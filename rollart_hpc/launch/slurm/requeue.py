@@ -9,8 +9,10 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from rollart_hpc.config.site import SiteConfig
+from rollart_hpc.launch.slurm.allocation import Allocation
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
 
 TRIES = 6
@@ -36,6 +38,17 @@ def requeue(slurm: Slurm, leader: int, exclude: Iterable[str], say: Callable[[st
             slurm.run("scontrol", "update", f"JobId={leader}", f"ExcNodeList={hosts}")
         except SlurmError as error:
             say(f"can't exclude {hosts}: {error.what}")
+
+
+def requeue_the_rest(slurm: Slurm, allocation: Allocation) -> None:
+    """When a node of one component fails Slurm (seen in 22.05) requeues that one and those before it, but not those
+    after it: the job would wait for ever for components that have ended. They join it if asked for while they run.
+    """
+    with suppress(SlurmError):
+        parts = slurm.records("show", "job", str(allocation.leader))
+        is_requeued = any(int(part.get("Restarts", "0")) > allocation.restart for part in parts)
+        if is_requeued and any(part.get("JobState") == "RUNNING" for part in parts):
+            slurm.ask("scontrol", "requeue", str(allocation.leader))  # says no for the others, but does it
 
 
 def bad_nodes(slurm: Slurm, hosts: Iterable[str]) -> dict[str, str]:

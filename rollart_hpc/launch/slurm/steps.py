@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
@@ -26,6 +27,7 @@ from rollart_hpc.launch.process import Child, Order, start_child, wait_for
 from rollart_hpc.launch.slurm.allocation import Allocation
 from rollart_hpc.launch.slurm.budget import Budget
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError, clean_environment
+from rollart_hpc.launch.slurm.requeue import requeue_the_rest
 from rollart_hpc.launch.slurm.step import Step, WarmSteps
 
 SRUN_S = 8.0  # a step is gone so long after its srun was asked to end it
@@ -46,6 +48,10 @@ class SlurmPlace:
 
     def left_s(self) -> float:
         return self._budget.left_s()
+
+    def told_to_end(self) -> None:
+        """Slurm may be about to kill this process too: what it must be told is told now, beside the checkpoint."""
+        threading.Thread(target=requeue_the_rest, args=(self._slurm, self._allocation), daemon=True).start()
 
     def start(
         self, order: Order, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()
