@@ -8,6 +8,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from rollart_hpc.config.schema import EngineConfig
+from rollart_hpc.errors import UserError
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.roles.start import Start, connect, run_role
 
@@ -48,6 +49,10 @@ def _make_vllm(start: Start, max_len: int, seed: int) -> Engine:
         seed=seed,
         kv_directory=start.run.kv_directory if any(task.split for task in config.tasks.values()) else None,
     )
+    if config.weights.transport == "direct" and not setup.on_cpu:
+        raise UserError(
+            "weights.transport: direct does not reach vLLM's workers on GPUs", "use weights.transport: staged"
+        )
     return VllmEngine(setup, NodeStore(start.run.store_root, f"{start.node}.{start.name}"))
 
 

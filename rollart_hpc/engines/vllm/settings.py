@@ -86,7 +86,7 @@ def _defaults(setup: Setup) -> dict[str, Any]:
     values: dict[str, Any] = {
         "dtype": config.dtype,
         "max_num_seqs": running,
-        "max_num_batched_tokens": max(config.max_prefill_tokens, running, setup.max_len),
+        "max_num_batched_tokens": max(config.max_prefill_tokens, running),
         "enable_prefix_caching": not setup.deterministic,
     }
     if setup.on_cpu:

@@ -1,0 +1,30 @@
+"""What a run file may ask of engines."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollart_hpc.config.load import load_all
+from rollart_hpc.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["engine.kind=vllm", "engine.vllm.seed=1"], "engine.vllm.seed"),
+        (["engine.vllm.block_size=16"], "engine.kind: vllm"),
+        (["tasks.sorting.split=true"], "needs engine.kind: vllm"),
+        (["engine.kind=vllm", "tasks.sorting.split=true", "mode=sync"], "mode areal or rollart"),
+        (["engine.kind=vllm", "tasks.sorting.split=true", "pools.compute.tensor_parallel=2"], "same tensor_parallel"),
+        (["engine.kind=vllm", "engine.device=cuda", "weights.transport=direct"], "use staged"),
+    ],
+)
+def test_what_can_not_work_is_refused(overrides, said):
+    with pytest.raises(UserError) as caught:
+        load_all("quickstart", overrides)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("run", ["tiny-vllm", "tiny-split"])
+def test_run_files_on_vllm_are_good(run):
+    assert load_all(run).config.engine.kind == "vllm"
