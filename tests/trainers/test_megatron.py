@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,9 @@ from tests.trainers import megatron_ranks as ranks
 from tests.trainers.megatron_ranks import FAMILIES, TRAINING, VOCABULARY, batch, records
 from tests.trainers.plain import PlainTrainer, make_config, make_model
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed: the trainer megatron is not tested")
+pytestmark = pytest.mark.skipif(
+    find_spec("megatron") is None, reason="megatron-core is not installed: the trainer megatron is not tested"
+)
 
 TENSOR, PIPELINE, MULTIPLE = (f"trainer__megatron__{key}" for key in
                               ("tensor_parallel", "pipeline_parallel", "vocabulary_multiple"))  # fmt: skip
