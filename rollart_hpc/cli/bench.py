@@ -8,6 +8,7 @@ import sys
 from rollart_hpc.bench import engine as bench_engine
 from rollart_hpc.bench import hub as bench_hub
 from rollart_hpc.bench import modes as bench
+from rollart_hpc.bench import trainer as bench_trainer
 from rollart_hpc.config.schema import MODES
 
 
@@ -31,4 +32,11 @@ def hub(args: argparse.Namespace) -> int:
     settings = bench_hub.Settings(tuple(args.slots), args.seconds)
     rows = bench_hub.bench_hub(settings, lambda text: print(text, file=sys.stderr, flush=True))
     print(bench_hub.as_json(settings, rows) if args.json else bench_hub.table(rows))
+    return 0
+
+
+def trainer(args: argparse.Namespace) -> int:
+    settings = bench_trainer.Settings(args.model, args.samples, args.tokens, args.microbatch, args.pairs)
+    result = bench_trainer.bench_trainer(settings, lambda text: print(text, file=sys.stderr, flush=True))
+    print(result.as_json() if args.json else result.as_text())
     return 0

@@ -145,6 +145,13 @@ def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     engine.add_argument("--new", type=int, default=64, help="tokens of an answer")
     engine.add_argument("--pairs", type=int, default=5, help="interleaved pairs; their median counts")
     engine.add_argument("--json", action="store_true", help="machine-readable")
+    trainer = _add(kinds, "trainer", "rollart_hpc.cli.bench:trainer", "the trainer fsdp against a bare torch loop")
+    trainer.add_argument("--model", type=Path, help="Hugging Face directory; default: a small one with random weights")
+    trainer.add_argument("--samples", type=int, default=16, help="samples of a batch, in groups of 4")
+    trainer.add_argument("--tokens", type=int, default=128, help="tokens of a sample, half of them sampled")
+    trainer.add_argument("--microbatch", type=int, default=1024, help="tokens of a packed micro-batch at most")
+    trainer.add_argument("--pairs", type=int, default=5, help="interleaved pairs; their median counts")
+    trainer.add_argument("--json", action="store_true", help="machine-readable")
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:

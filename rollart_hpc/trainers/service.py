@@ -155,7 +155,7 @@ class Leader:
         end_s = time.monotonic()
         self._wait_s += end_s - start_s
         self._tracer.set_offset(self._link.clock_offset_s)
-        self._tracer.span("wait", start_s, end_s, step=self._trainer.version)
+        self._tracer.span("wait", start_s, end_s, step=self._trainer.version, got=type(received[0]).__name__)
         return received
 
     # --- steps -------------------------------------------------------------------------------
