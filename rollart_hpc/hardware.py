@@ -25,6 +25,5 @@ GPUS = {
     "h100": Gpu(tflops=989.5, memory_gb=80, bandwidth_tb_s=3.35, cost=0.0),
     "h200": Gpu(tflops=989.5, memory_gb=141, bandwidth_tb_s=4.8, cost=0.0),
     "a100": Gpu(tflops=312.0, memory_gb=80, bandwidth_tb_s=2.04, cost=0.0),
-    "a800": Gpu(tflops=312.0, memory_gb=80, bandwidth_tb_s=2.04, cost=0.0),
     "l40s": Gpu(tflops=362.0, memory_gb=48, bandwidth_tb_s=0.864, cost=0.0),
 }
