@@ -1,7 +1,7 @@
 """From files and overrides to one checked configuration. Owns precedence and relative paths.
 
     site file `defaults` < run file < SBATCH_* variables < key=value overrides
-    task file < what the run says under tasks.NAME;  site file's `base` < site file
+    task file < what the run says under tasks.NAME;  `base` of a run or site file < the file
 
 A task is written under its name, with `file` if that is no packaged one, or under the path of its file.
 A relative path is relative to the file it stands in, or to the current directory on the command
@@ -52,7 +52,7 @@ def load_all(
     """
     problems: list[str] = []
     path = packaged.find("runs", str(run))
-    written = _name_tasks(_read(path), problems)
+    written = _name_tasks(_with_base("runs", path), problems)
     said = _merge(written, _of_environment(), _name_tasks(_parse_overrides(overrides, problems), problems))
     site_name = str(site or said.get("site") or else_site)
     site_config = load_site(site_name)
@@ -71,28 +71,26 @@ def load_all(
 def load_site(site: str | Path) -> SiteConfig:
     path = packaged.find("sites", str(site))
     problems: list[str] = []
-    config = _build(SiteConfig, _interpolate(_with_base(path), problems), problems, f"site {site}")
+    config = _build(SiteConfig, _interpolate(_with_base("sites", path), problems), problems, f"site {site}")
     conflicts = find_site_conflicts(config)
     if conflicts:
         raise ConfigError(f"site {site} ({path})", conflicts)
     return config
 
 
-def _with_base(path: Path, above: tuple[Path, ...] = ()) -> Tree:
-    """A site file over the one it names as `base`. Its own name there means the packaged file of that name."""
+def _with_base(kind: packaged.Kind, path: Path, above: tuple[Path, ...] = ()) -> Tree:
+    """A file over the one it names as `base`. Its own name there means the packaged file of that name."""
     tree = _merge({"name": path.stem}, _read(path))
     base = tree.pop("base", None)
     if base is None:
         return tree
-    if str(base) == path.stem and path.parent != packaged.directory("sites"):
-        base_path = packaged.directory("sites") / f"{base}.yaml"
+    if str(base) == path.stem and path.parent != packaged.directory(kind):
+        base_path = packaged.directory(kind) / f"{base}.yaml"
     else:
-        base_path = packaged.find("sites", str(base), path.parent)
+        base_path = packaged.find(kind, str(base), path.parent)
     if base_path in (*above, path) or not base_path.is_file():
-        raise UserError(
-            f"{path}: base: {base} leads nowhere", "name another site file, one that does not build on this"
-        )
-    return _merge(_with_base(base_path, (*above, path)), tree)
+        raise UserError(f"{path}: base: {base} leads nowhere", "name another file, one that does not build on this")
+    return _merge(_with_base(kind, base_path, (*above, path)), tree)
 
 
 def _of_environment() -> Tree:

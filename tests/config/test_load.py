@@ -232,3 +232,19 @@ def test_a_damaged_resolved_file_is_the_machines_fault(tmp_path: Path) -> None:
             read_resolved(path)
     with pytest.raises(UserError, match="not a run directory"):
         read_resolved(tmp_path / "gone" / "config.yaml")
+
+
+def test_a_run_file_builds_on_another(tmp_path):
+    run = tmp_path / "mine.yaml"
+    run.write_text("base: quickstart\nsteps: 3\nflow: {alpha: 2}\n")
+    mine, theirs = load(run), load("quickstart")
+    assert (mine.name, mine.steps, mine.flow.alpha) == ("mine", 3, 2)
+    assert (mine.tasks, mine.trainer) == (theirs.tasks, theirs.trainer)
+    assert mine.flow.groups_per_step == theirs.flow.groups_per_step
+
+
+def test_run_files_that_build_on_each_other_are_refused(tmp_path):
+    for name, other in (("a", "b"), ("b", "a")):
+        (tmp_path / f"{name}.yaml").write_text(f"base: ./{other}.yaml\n")
+    with pytest.raises(UserError, match="leads nowhere"):
+        load(tmp_path / "a.yaml")
