@@ -24,13 +24,15 @@ pytestmark = pytest.mark.slow
 
 DRIVE = str(Path(__file__).with_name("drive.py"))
 PATIENCE_S = 120.0
+ROLES = {"env": 1, "engine": 2, "trainer": 2, "reward": 1, "relay": 2, "supervisor": 1}
+SMALL_ROLES = {"env": 1, "trainer": 1, "reward": 1, "relay": 1, "supervisor": 1}
 
 
 class Driven:
     """A supervisor process and what its run directory says."""
 
-    def __init__(self, run: RunDir, process: subprocess.Popen[str]) -> None:
-        self.run, self.process = run, process
+    def __init__(self, run: RunDir, process: subprocess.Popen[str], roles: dict[str, int]) -> None:
+        self.run, self.process, self.roles = run, process, roles
 
     def owner(self) -> dict[str, Any]:
         return json.loads(self.run.supervisor.read_text()) if self.run.supervisor.exists() else {}
@@ -57,12 +59,10 @@ class Driven:
         raise AssertionError(f"waited too long; status {self.status()}, owner {self.owner()}")
 
     def until_all_joined(self, attempt: int = 1) -> None:
-        wanted = {"env": 1, "engine": 2, "trainer": 2, "reward": 1, "relay": 2, "supervisor": 1}
-
         def all_joined() -> bool:
             status = self.status()
             alive = {role: count["alive"] for role, count in status.get("workers", {}).items()}
-            return bool(status) and status["attempt"] >= attempt and alive == wanted
+            return bool(status) and status["attempt"] >= attempt and alive == self.roles
 
         self.until(all_joined)
 
@@ -96,10 +96,12 @@ Drive = Callable[..., Driven]
 def drive(tmp_path: Path) -> Iterator[Drive]:
     started: list[Driven] = []
 
-    def begin(behaviour: dict[str, Any] | None = None, **changes: Any) -> Driven:
+    def begin(behaviour: dict[str, Any] | None = None, *, small: bool = False, **changes: Any) -> Driven:
+        """`small`: no engines and one rank, where they don't matter."""
+        engines, ranks = (0, 1) if small else (1, 2)
         config = RunConfig(
-            pools={"compute": PoolConfig(1), "bandwidth": PoolConfig(1)},
-            trainer=TrainerConfig(ranks=2),
+            pools={"compute": PoolConfig(engines), "bandwidth": PoolConfig(engines)},
+            trainer=TrainerConfig(ranks=ranks),
             **{"timeouts": TimeoutConfig(), "restarts": RestartConfig(per_role=2, attempts=2), **changes},
         )
         run = RunDir(tmp_path / "a run").create()
@@ -109,7 +111,7 @@ def drive(tmp_path: Path) -> Iterator[Drive]:
         process = subprocess.Popen(
             [sys.executable, DRIVE, str(run.path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        started.append(Driven(run, process))
+        started.append(Driven(run, process, SMALL_ROLES if small else ROLES))
         return started[-1]
 
     yield begin
@@ -125,12 +127,22 @@ def commit(run: RunDir, step: int) -> None:
     (run.checkpoint(step) / COMMITTED).write_text("{}")
 
 
-def test_a_run_that_finishes_leaves_nothing(drive: Drive) -> None:
+def test_what_is_killed_is_started_again_and_a_run_that_finishes_leaves_nothing(drive: Drive) -> None:
     driven = drive()
     driven.until_all_joined()
+    for name in ("env-0", "engine-compute-0", "reward-0", "relay-bandwidth"):
+        before = driven.kill(name)
+        assert driven.until_replaced(name, before)["attempt"] == before["attempt"] == 1
+        driven.until_all_joined()
+        assert [name, -9] in driven.status()["exited"]
+    check_that_a_killed_rank_restarts_all_ranks(driven)
+    env = driven.kill("env-0")  # what starts after a trainer's restore still finds the controller
+    assert driven.until_replaced("env-0", env)["attempt"] == 2
+    driven.until(lambda: ["env-0", 2] in driven.status()["joined"])
+
     pids = [proc["pid"] for proc in driven.procs().values()]
     ticks = [start_ticks(pid) for pid in pids]
-    driven.run.store_root.mkdir()
+    driven.run.store_root.mkdir(exist_ok=True)
     driven.end()
     code, output = driven.wait()
     assert code == 0 and output.splitlines()[-1] == "finished"
@@ -139,22 +151,8 @@ def test_a_run_that_finishes_leaves_nothing(drive: Drive) -> None:
     assert driven.owner()["state"] == "finished" and not driven.procs()
 
 
-def test_a_killed_worker_is_started_again_in_the_same_attempt(drive: Drive) -> None:
-    driven = drive()
-    driven.until_all_joined()
-    for name in ("env-0", "engine-compute-0", "reward-0", "relay-bandwidth"):
-        before = driven.kill(name)
-        after = driven.until_replaced(name, before)
-        assert after["attempt"] == before["attempt"]
-        driven.until_all_joined()
-        assert [name, -9] in driven.status()["exited"]
-    driven.end()
-    assert driven.wait()[0] == 0
-
-
-def test_a_killed_trainer_rank_restarts_all_ranks_as_the_next_attempt(drive: Drive) -> None:
-    driven = drive()
-    driven.until_all_joined()
+def check_that_a_killed_rank_restarts_all_ranks(driven: Driven) -> None:
+    """As the next attempt; nothing else is started again."""
     commit(driven.run, 7)
     other = driven.procs()["trainer-0"]
     engine = driven.procs()["engine-compute-0"]
@@ -165,20 +163,6 @@ def test_a_killed_trainer_rank_restarts_all_ranks_as_the_next_attempt(drive: Dri
     driven.until(lambda: ["trainer-1", 2] in driven.status()["joined"])
     assert driven.procs()["engine-compute-0"] == engine
     assert driven.status()["attempt"] == 1, "the controller lives on"
-    driven.end()
-    assert driven.wait()[0] == 0
-
-
-def test_what_starts_after_a_trainer_restore_still_finds_the_controller(drive: Drive) -> None:
-    driven = drive()
-    driven.until_all_joined()
-    before = driven.kill("trainer-0")
-    driven.until_replaced("trainer-0", before)
-    env = driven.kill("env-0")
-    assert driven.until_replaced("env-0", env)["attempt"] == 2
-    driven.until(lambda: ["env-0", 2] in driven.status()["joined"])
-    driven.end()
-    assert driven.wait()[0] == 0
 
 
 def test_a_killed_controller_restarts_everything_from_the_checkpoint(drive: Drive) -> None:
@@ -197,7 +181,7 @@ def test_a_killed_controller_restarts_everything_from_the_checkpoint(drive: Driv
 
 
 def test_a_controller_that_keeps_dying_ends_the_run_with_its_log(drive: Drive) -> None:
-    driven = drive({"controller": {"exit": 1}})
+    driven = drive({"controller": {"exit": 1}}, small=True)
     code, output = driven.wait()
     assert code == 3
     assert "controller keeps ending (exit code 1) and has used up restarts.attempts = 2" in output
@@ -207,7 +191,7 @@ def test_a_controller_that_keeps_dying_ends_the_run_with_its_log(drive: Drive) -
 
 
 def test_a_relay_that_keeps_dying_ends_the_run(drive: Drive) -> None:
-    code, output = drive({"relay-compute": {"exit": 1}}).wait()
+    code, output = drive({"relay-compute": {"exit": 1}}, small=True).wait()
     assert code == 3 and "relay-compute keeps ending" in output and "restarts.per_role = 2" in output
 
 
@@ -220,7 +204,7 @@ def test_one_engine_that_keeps_dying_is_given_up_and_the_run_goes_on(drive: Driv
 
 @pytest.mark.parametrize(("name", "code"), [("env-0", 2), ("controller", 3), ("trainer-0", 3)])
 def test_a_process_that_knows_why_it_fails_is_quoted(drive: Drive, name: str, code: int) -> None:
-    driven = drive({name: {"exit": code}})
+    driven = drive({name: {"exit": code}}, small=True)
     got, output = driven.wait()
     assert got == code
     assert f"{name}: told to end" in output and "Traceback" not in output
@@ -228,7 +212,7 @@ def test_a_process_that_knows_why_it_fails_is_quoted(drive: Drive, name: str, co
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_drains_the_run(drive: Drive, number: signal.Signals) -> None:
-    driven = drive()
+    driven = drive(small=True)
     driven.until_all_joined()
     driven.process.send_signal(number)
     code, output = driven.wait()
@@ -237,7 +221,7 @@ def test_a_signal_drains_the_run(drive: Drive, number: signal.Signals) -> None:
 
 
 def test_the_second_signal_ends_it_at_once(drive: Drive) -> None:
-    driven = drive()
+    driven = drive(small=True)
     driven.until_all_joined()
     (driven.run.path / "deaf").touch()
     pids = [proc["pid"] for proc in driven.procs().values()]
@@ -251,7 +235,7 @@ def test_the_second_signal_ends_it_at_once(drive: Drive) -> None:
 
 
 def test_processes_end_with_a_killed_supervisor(drive: Drive) -> None:
-    driven = drive()
+    driven = drive(small=True)
     driven.until_all_joined()
     pids = [proc["pid"] for proc in driven.procs().values()]
     ticks = [start_ticks(pid) for pid in pids]
@@ -264,14 +248,14 @@ def test_processes_end_with_a_killed_supervisor(drive: Drive) -> None:
 
 
 def test_a_role_that_never_joins_ends_the_run_with_stacks(drive: Drive) -> None:
-    driven = drive({"reward-0": {"hang": True}}, timeouts=TimeoutConfig(start_s=15.0))
+    driven = drive({"reward-0": {"hang": True}}, small=True, timeouts=TimeoutConfig(start_s=15.0))
     code, output = driven.wait()
     assert code == 3 and re.search(r"missing: .*1 reward", output)
     assert "in behave" in driven.run.log(1, "reward-0").read_text()
 
 
 def test_a_run_in_which_nothing_moves_is_ended(drive: Drive) -> None:
-    driven = drive(timeouts=TimeoutConfig(idle_s=6.0))
+    driven = drive(small=True, timeouts=TimeoutConfig(idle_s=6.0))
     driven.until_all_joined()
     (driven.run.path / "idle").touch()
     code, output = driven.wait()
