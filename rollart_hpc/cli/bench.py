@@ -9,6 +9,7 @@ from rollart_hpc.bench import engine as bench_engine
 from rollart_hpc.bench import hub as bench_hub
 from rollart_hpc.bench import modes as bench
 from rollart_hpc.bench import trainer as bench_trainer
+from rollart_hpc.bench import weights as bench_weights
 from rollart_hpc.config.schema import MODES
 
 
@@ -39,4 +40,11 @@ def trainer(args: argparse.Namespace) -> int:
     settings = bench_trainer.Settings(args.model, args.samples, args.tokens, args.microbatch, args.pairs)
     result = bench_trainer.bench_trainer(settings, lambda text: print(text, file=sys.stderr, flush=True))
     print(result.as_json() if args.json else result.as_text())
+    return 0
+
+
+def weights(args: argparse.Namespace) -> int:
+    settings = bench_weights.Settings(tuple(args.collectives), args.total_mb, args.bucket_mb, args.pairs)
+    rows, exposed = bench_weights.bench_weights(settings, lambda text: print(text, file=sys.stderr, flush=True))
+    print(bench_weights.as_json(settings, rows, exposed) if args.json else bench_weights.table(rows, exposed))
     return 0

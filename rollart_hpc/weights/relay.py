@@ -23,7 +23,7 @@ from rollart_hpc.weights.forming import collective_of
 from rollart_hpc.weights.groups import TransferError
 from rollart_hpc.weights.layout import BadWeights
 from rollart_hpc.weights.mpi import World
-from rollart_hpc.weights.store import MANIFEST, NodeStore, new_bucket
+from rollart_hpc.weights.store import MANIFEST, NodeStore, StoredWeights, new_bucket
 from rollart_hpc.weights.transfer import Receiving, Rendezvous, Sending, open_rendezvous
 from rollart_hpc.wire.messages import (
     Adopt,
@@ -62,6 +62,7 @@ class Relay:
         self._world = world
         self._lock = threading.Lock()
         self._sending: Counter[WeightsId] = Counter()
+        self._verified: dict[WeightsId, StoredWeights] = {}
         self._threads: list[threading.Thread] = []
 
     def announce(self) -> None:
@@ -105,6 +106,7 @@ class Relay:
     def _verify(self, weights_id: WeightsId, start_s: float) -> None:
         stored = self._store.open(weights_id)
         stored.verify()
+        self._verified[weights_id] = stored
         self._report(Held(*weights_id, stored.manifest.num_bytes, time.monotonic() - start_s))
 
     def _offer(self, offer: TransferOffer) -> None:
@@ -138,10 +140,11 @@ class Relay:
     def _send(self, offer: TransferOffer, rendezvous: Rendezvous) -> None:
         weights_id = WeightsId(offer.attempt, offer.version)
         with self._in_use(weights_id):
-            stored = self._store.open(weights_id)
+            stored = self._verified.get(weights_id) or self._store.open(weights_id)
             sending = Sending(rendezvous, offer.size, self._deadline_s, world=self._world)
             start_s = time.monotonic()
-            num_bytes = sending.send(weights_id, stored.buckets(), lambda: stored.manifest.digest)
+            manifest = stored.manifest
+            num_bytes = sending.send(weights_id, stored.buckets(), lambda: manifest.digest, manifest.buckets)
         end_s = time.monotonic()
         self._tracer.span("weights.send", start_s, end_s, version=weights_id.version, bytes=num_bytes)
         self._report(TransferSent(offer.epoch, num_bytes, end_s - start_s, collective_of(sending.group)))
@@ -178,4 +181,5 @@ class Relay:
         with self._lock:
             in_use = [weights_id for weights_id, count in self._sending.items() if count]
             self._sending = +self._sending
-        self._store.prune(KEEP, in_use)
+        for gone in self._store.prune(KEEP, in_use):
+            self._verified.pop(gone, None)

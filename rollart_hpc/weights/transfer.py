@@ -1,6 +1,7 @@
 """One collective of one epoch: rank 0 broadcasts buckets, the others receive them. Owns the stream and its deadlines.
 
-The stream is `Opening, (BucketInfo, bytes)*, Closing`, then a barrier that tells the source that all arrived.
+The stream is `Opening, (BucketInfo, bytes)*, Closing`, then a barrier that tells the source that all arrived. If the
+source knows all buckets beforehand their infos are in the Opening, so that every message behind it is a bucket.
 Every broadcast has the deadline: a peer that is stopped or gone breaks the epoch on all sides within it, and a side
 that breaks aborts its group, which breaks the others at once. Data is not encrypted; sockets are bound to the
 source's host and, on the other side, to the address that faces it.
@@ -39,6 +40,7 @@ MAX_FRAME_BYTES = 256 << 20
 class Opening(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     attempt: int
     version: int
+    buckets: list[BucketInfo] = []  # all of them, if they are known; else each comes with its bytes
 
 
 class Bucket(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -88,7 +90,11 @@ class Sending:
         self.group = form(store, Seat(0, size, rendezvous.host, deadline_s, device), world)
 
     def send(
-        self, weights_id: WeightsId, buckets: Iterable[tuple[BucketInfo, torch.Tensor]], digest: Callable[[], str]
+        self,
+        weights_id: WeightsId,
+        buckets: Iterable[tuple[BucketInfo, torch.Tensor]],
+        digest: Callable[[], str],
+        infos: list[BucketInfo] | None = None,
     ) -> int:
         """Bytes sent, once every target has them. `digest` is asked for when the buckets are through.
 
@@ -96,9 +102,10 @@ class Sending:
         """
         num_bytes = 0
         with self.group:
-            self._put(Opening(weights_id.attempt, weights_id.version))
+            self._put(Opening(weights_id.attempt, weights_id.version, infos or []))
             for info, raw in buckets:
-                self._put(Bucket(info))
+                if not infos:
+                    self._put(Bucket(info))
                 if info.num_bytes:
                     self.group.start_broadcast(raw)
                 num_bytes += info.num_bytes
@@ -123,6 +130,30 @@ class _Arrived:
     def verified(self) -> tuple[BucketInfo, torch.Tensor]:
         self.checked.result()
         return self.info, self.raw
+
+
+class _Room:
+    """Buffers for buckets, each made in a thread while the one before it fills. Making one costs a pass over it."""
+
+    def __init__(self, allocate: Allocate, sizes: list[int]) -> None:
+        self._allocate, self._sizes = allocate, sizes
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="room")
+        self._next: Future[torch.Tensor] | None = None
+
+    def take(self, index: int, num_bytes: int) -> torch.Tensor:
+        ahead, self._next = self._next, None
+        buffer = ahead.result() if ahead is not None else self._allocate(index, num_bytes)
+        if buffer.numel() != num_bytes:
+            raise TransferError(f"bucket {index} has {num_bytes} bytes, {buffer.numel()} were announced")
+        if index + 1 < len(self._sizes):
+            self._next = self._thread.submit(self._allocate, index + 1, self._sizes[index + 1])
+        return buffer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
 
 
 class Receiving:
@@ -157,12 +188,14 @@ class Receiving:
 
         While one is verified and used the next one travels, so two buffers are in use at a time.
         """
-        with ThreadPoolExecutor(1, thread_name_prefix="checksum") as checker:
+        with (
+            ThreadPoolExecutor(1, thread_name_prefix="checksum") as checker,
+            _Room(allocate, [info.num_bytes for info in self._opening.buckets]) as room,
+        ):
             arrived: _Arrived | None = None
-            while isinstance(frame := self._get(), Bucket):
-                info = frame.info
+            for info in self._announced():
                 info.check()
-                raw = allocate(len(self._infos), info.num_bytes)
+                raw = room.take(len(self._infos), info.num_bytes)
                 if info.num_bytes:
                     self.group.start_broadcast(raw)
                 if arrived is not None:
@@ -171,10 +204,16 @@ class Receiving:
                 where = f"bucket {len(self._infos)} of the transfer"
                 arrived = _Arrived(info, raw, checker.submit(check_bucket, info, raw, where))
                 self._infos.append(info)
-            if not isinstance(frame, Closing):
-                raise TransferError(f"unexpected {type(frame).__name__} in a weight transfer")
             if arrived is not None:
                 yield arrived.verified()
+
+    def _announced(self) -> Iterator[BucketInfo]:
+        """Each bucket to come: its bytes are to be received before the next one is asked for."""
+        yield from self._opening.buckets
+        while isinstance(frame := self._get(), Bucket):
+            yield frame.info
+        if not isinstance(frame, Closing):
+            raise TransferError(f"unexpected {type(frame).__name__} in a weight transfer")
         self._closing = frame
 
     def manifest(self) -> Manifest:
