@@ -17,7 +17,7 @@ def smollm2(keep: Path, overrides: tuple[str, ...] = ()) -> bool:
     model = keep / "smollm2-model"
     if not model.exists():
         rollart("model", "smollm2", str(model))
-    trained = train("smollm2", keep / "smollm2", f"model.path={model}", "validation.every=10", *overrides)
+    trained = train("smollm2", keep / "smollm2", f"model.path={model}", "validation.every=20", *overrides)
     if trained.code:
         print(f"the run failed: exit code {trained.code}")
         return False
