@@ -29,6 +29,14 @@ def run_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
+@pytest.fixture(autouse=True)
+def no_habits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What whoever runs the tests has set up for clusters of their own does not count."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config home"))
+    for name in ("ROLLART_SITE", "SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture(scope="session")
 def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One base model for all runs of all pytest's workers, made by the command a user would type."""

@@ -62,6 +62,11 @@ def join(args: argparse.Namespace) -> int:
     run = open_run_dir(args.run_dir)
     _need_running(run)
     config = read_resolved(run.config)
+    if args.role == "engine" and is_on_cluster(run) and config.weights.transport == "staged":
+        raise UserError(
+            "an engine can't join a run on a cluster: staged weights reach only the nodes of its job",
+            "ask for more engines at submission: pools.NAME.engines=N",
+        )
     proc = _new_proc(cast(Role, args.role), args.pool, config)
     proc = replace(proc, name=args.name or proc.name)
     threads = config.engine.threads if proc.role == "engine" else 1
