@@ -16,6 +16,15 @@ from rollart_hpc.launch.slurm import record
 
 SMALL = Path(__file__).parent.parent / "runs" / "small.yaml"
 LIMIT_S = 400
+WORKING_IN = """
+import os, sys
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        if os.readlink(f"/proc/{pid}/cwd") == sys.argv[1]:
+            print(pid, open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[19])
+    except OSError:
+        pass
+"""
 # In mode sync a step trains on what its own version played, and with `deterministic` it always plays the same.
 DETERMINISTIC = ("mode=sync", "deterministic=true", "flow.redundancy=0", "validation.plays=0", "checkpoint.every=0")
 # A step must last long enough that something can happen to the run in the middle.
@@ -77,11 +86,11 @@ class Submitted:
     def until(self, condition: Callable[[], Any], what: str) -> None:
         until(condition, what, self.told)
 
-    def processes(self, *more: str) -> list[str]:
-        """Of this run, on all nodes: lines of `ps` that hold its directory and these words."""
-        lines = self.cluster.run("ps", "-eo", "pid,args").stdout.splitlines()
-        wanted = (f"--run-dir {self.run.path}", *more)
-        return [line for line in lines if all(word in line for word in wanted)]
+    def processes(self) -> set[str]:
+        """Of this run, on all nodes: "pid start" of whatever works in its directory."""
+        done = self.cluster.run(sys.executable, "-c", WORKING_IN, str(self.run.path))
+        assert done.returncode == 0, done.stderr
+        return set(done.stdout.splitlines())
 
     def told(self) -> str:
         paths = sorted([*self.run.job_logs.glob("*"), *self.run.attempts.glob("*/logs/*.log")])
