@@ -33,12 +33,9 @@ def preloaded_roles(config: RunConfig) -> frozenset[Role]:
     devices = {config.engine.device, config.trainer.device}
     if "cuda" in devices or (_NVIDIA.exists() and "auto" in devices):
         return frozenset()
-    roles: dict[Role, bool] = {
-        "engine": config.engine.kind == "torch",
-        "trainer": config.trainer.kind == "fsdp",
-        "relay": True,
-    }
-    return frozenset(role for role, shares in roles.items() if shares)
+    kinds: dict[Role, bool] = {"engine": config.engine.kind == "torch", "trainer": config.trainer.kind == "fsdp"}
+    roles = {role for role, shares in kinds.items() if shares}
+    return frozenset({"relay", *roles} if roles else ())  # for relays alone it would import too much
 
 
 class Preloaded:

@@ -15,6 +15,7 @@ import os
 import runpy
 import socket
 import sys
+from pathlib import Path
 
 from rollart_hpc.config.forking import MAX_ORDER_BYTES, Fork, Forked, Reaped, read_order, write
 from rollart_hpc.config.process import PARENT_VARIABLE, end_with_parent
@@ -69,6 +70,7 @@ def _fork(control: socket.socket, descriptors: list[int]) -> int:
 
 def _become(order: Fork) -> None:
     os.environ.update(order.variables)
+    Path("/proc/self/comm").write_text(order.module.rpartition(".")[2])  # what `top` and `ps -o comm` show
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.argv = [order.module, *order.arguments]
     runpy.run_module(order.module, run_name="__main__", alter_sys=True)
