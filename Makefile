@@ -32,7 +32,7 @@ fast: install-dev
 	$(BIN)/python .ci/tests -n 4 --dist loadfile -m "not slow"
 
 slow: install-dev
-	$(BIN)/python .ci/tests -n 2 --dist loadfile -m slow
+	$(BIN)/python .ci/tests -n 3 --dist loadfile -m slow
 
 acceptance: install-dev
 	$(BIN)/python tests/acceptance/run.py
