@@ -61,7 +61,8 @@ class Run:
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         path = self.directory / name
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        whole = path.read_text().split("\n")[:-1] if path.exists() else []  # the last one may be half written
+        return [json.loads(line) for line in whole]
 
     def steps(self) -> list[dict[str, Any]]:
         return [line for line in self.lines("metrics.jsonl") if line["kind"] == "step"]
