@@ -16,7 +16,8 @@ from rollart_hpc.weights.groups import TransferError
 from rollart_hpc.wire.messages import Message, TransferFailed, TransferJoin, TransferReady, TransferSent
 
 ID = WeightsId(2, 5)
-DEADLINE_S = 4.0
+DEADLINE_S = 30.0
+SHORT_S = 4.0  # a deadline that a test waits for
 PATIENCE_S = 120.0
 
 
@@ -26,8 +27,11 @@ def tensors() -> list[tuple[str, torch.Tensor]]:
 
 
 class Target(threading.Thread):
-    def __init__(self, ready: TransferReady, rank: int, size: int, weights_id: WeightsId = ID) -> None:
+    def __init__(
+        self, ready: TransferReady, rank: int, size: int, weights_id: WeightsId = ID, deadline_s: float = DEADLINE_S
+    ) -> None:
         super().__init__(daemon=True)
+        self.deadline_s = deadline_s
         self.join_message = TransferJoin(ready.epoch, *weights_id, rank, size, ready.host, ready.port)
         self.received: dict[str, torch.Tensor] = {}
         self.digest = ""
@@ -36,7 +40,7 @@ class Target(threading.Thread):
 
     def run(self) -> None:
         try:
-            target = DirectTarget(self.join_message, DEADLINE_S)
+            target = DirectTarget(self.join_message, self.deadline_s)
             for name, tensor in target:
                 self.received[name] = tensor.clone()
             self.digest = target.digest
@@ -101,10 +105,11 @@ def test_a_snapshot_that_breaks_fails_the_epoch_on_both_sides(
 
 
 def test_an_engine_that_never_comes_fails_the_epoch_and_the_next_one_works(
-    source: DirectSource, reports: queue.Queue[Message]
+    reports: queue.Queue[Message],
 ) -> None:
+    source = DirectSource("127.0.0.1", bucket_bytes=1024, deadline_s=SHORT_S, report=reports.put)
     ready = offer(source, reports, 3)
-    alone = Target(ready, 1, 3)
+    alone = Target(ready, 1, 3, deadline_s=SHORT_S)
     assert isinstance(reports.get(timeout=PATIENCE_S), TransferFailed)
     alone.join(PATIENCE_S)
     assert alone.error is not None

@@ -25,7 +25,7 @@ from rollart_hpc.weights.store import views
 from rollart_hpc.weights.transfer import Receiving, Sending, open_rendezvous
 
 PATIENCE_S = 60.0
-DEADLINE_S = 3.0
+DEADLINE_S = 8.0
 BUCKET = 64 << 10
 
 
