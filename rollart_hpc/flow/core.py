@@ -66,7 +66,7 @@ class Core:
             ev.Scored: self.plays.scored, ev.ScoreFailed: self.plays.score_failed,
             ev.BatchWanted: self._batch_wanted, ev.Committed: self._committed, ev.Saved: self._saved,
             ev.Published: self._published, ev.Held: self._held, ev.TransferReady: self._transfer_ready,
-            ev.TransferFailed: lambda e: self.publisher.failed(e.epoch), ev.TransferSent: self._transfer_sent,
+            ev.TransferFailed: self._transfer_failed, ev.TransferSent: self._transfer_sent,
             ev.Installed: self._installed, ev.InstallFailed: self._install_failed, ev.DrainWanted: self._drain_wanted,
         }  # fmt: skip
         if saved is not None:
@@ -276,6 +276,12 @@ class Core:
 
     def _transfer_ready(self, event: ev.TransferReady) -> None:
         self.publisher.ready(event.epoch, event.host, event.port)
+
+    def _transfer_failed(self, event: ev.TransferFailed) -> None:
+        if event.epoch:
+            self.publisher.failed(event.epoch)
+        elif event.worker in self.workers:
+            self.publisher.spoiled(self.workers[event.worker])
 
     def _transfer_sent(self, event: ev.TransferSent) -> None:
         if self.policy.collective == "mpi" and event.collective != "mpi":

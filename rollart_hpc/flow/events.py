@@ -262,6 +262,12 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishAgain:
+    trainer: str
+    weights: WeightsId
+
+
+@dataclass(frozen=True, slots=True)
 class OfferTransfer:
     source: str
     epoch: int
@@ -314,5 +320,5 @@ class StopRun:
 
 Command = (
     Play | CancelPlay | AskAgain | Generate | AbortRequest | Forget | Deliver | Score | Release | SendChunk | Adopt
-    | OfferTransfer | JoinTransfer | Install | RecordStep | SaveCheckpoint | ValidationDone | StopRun
+    | PublishAgain | OfferTransfer | JoinTransfer | Install | RecordStep | SaveCheckpoint | ValidationDone | StopRun
 )  # fmt: skip

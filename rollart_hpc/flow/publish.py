@@ -5,7 +5,8 @@ staged:  Published -> Adopt (relay of the trainer's node) -> Held -> transfer to
 direct:  Published -> transfer from the trainer into all engines that lack it -> Installed.
 
 Publishing is no barrier: an engine's version is what it acknowledged. A broken transfer is formed
-again, under a new epoch, with whoever is alive at the next tick.
+again, under a new epoch, with whoever is alive at the next tick. A relay whose copy turns out bad gets a new one from
+another relay, else from the trainer.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Publisher:
         self.trainer: Worker | None = None
         self.transfer: Transfer | None = None
         self._epoch = 0  # 0 is no transfer: a relay reports a failed adoption under it
-        self._must_adopt = False
+        self._spoiled: set[str] = set()  # relays whose copy of the newest version is bad or missing
+        self._must_publish = False
         self._emit = emit
         self._may_install = may_install
 
@@ -72,6 +74,7 @@ class Publisher:
             self.failed(transfer.epoch)
 
     def held(self, relay: Worker, weights: WeightsId) -> None:
+        self._spoiled.discard(relay.name)
         relay.held = max(relay.held or weights, weights)
         self._answered(relay.name, weights)
         self.advance()
@@ -86,10 +89,15 @@ class Publisher:
                 self.workers[name].installing = transfer.weights
             self._emit(ev.JoinTransfer(name, epoch, transfer.weights, rank, size, host, port))
 
+    def spoiled(self, relay: Worker) -> None:
+        """Its copy is bad or missing: another relay sends it one, or the trainer publishes again if none has one."""
+        relay.held = None
+        self._spoiled.add(relay.name)
+        self._must_publish = True
+        self.tally.transfer_failures += 1
+
     def failed(self, epoch: int) -> None:
-        """The next tick forms the collective, or asks for the adoption, again."""
-        if epoch == 0:
-            self._must_adopt = True
+        """The next tick forms the collective again."""
         if self.transfer and self.transfer.epoch == epoch:
             for name in self.transfer.targets:
                 if name in self.workers:
@@ -109,12 +117,20 @@ class Publisher:
         if engine.installing == weights:
             engine.installing = None
         self.tally.transfer_failures += 1
+        for relay in self._by_role("relay"):
+            if relay.node == engine.node and relay.held == weights:
+                self._emit(ev.Adopt(relay.name, weights))  # let it look whether its copy is still good
 
     def retry(self) -> None:
-        if self._must_adopt:
-            self._must_adopt = False
-            self._adopt()
+        if self._must_publish:
+            self._must_publish = False
+            self._publish_again()
         self.advance()
+
+    def _publish_again(self) -> None:
+        is_held = any(relay.held == self.newest for relay in self._by_role("relay"))
+        if self.newest is not None and self.trainer is not None and not is_held:
+            self._emit(ev.PublishAgain(self.trainer.name, self.newest))
 
     def advance(self) -> None:
         """Start whatever transfer or install is possible now."""
@@ -136,7 +152,7 @@ class Publisher:
         relays = self._by_role("relay")
         holders = [r for r in relays if r.held == newest]
         own_node = self.trainer.node if self.trainer else ""
-        lacking = [r.name for r in relays if r.held != newest and r.node != own_node]
+        lacking = [r.name for r in relays if r.held != newest and (r.node != own_node or r.name in self._spoiled)]
         if holders and lacking and self.transfer is None:
             self._offer(holders[0].name, newest, lacking)
         nodes = {r.node for r in holders}

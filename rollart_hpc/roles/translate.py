@@ -79,6 +79,8 @@ def message_of(c: ev.Command) -> tuple[str, ms.Message] | None:
             return c.engine, ms.Forget([c.trajectory])
         case ev.Adopt():
             return c.relay, ms.Adopt(*c.weights)
+        case ev.PublishAgain():
+            return c.trainer, ms.PublishAgain(*c.weights)
         case ev.OfferTransfer():
             return c.source, ms.TransferOffer(c.epoch, *c.weights, c.size)
         case ev.JoinTransfer():

@@ -275,7 +275,12 @@ class World:
     # --- weights -----------------------------------------------------------------------------
 
     def _do_Adopt(self, c: ev.Adopt) -> None:
-        self._answer(self.by_name[c.relay], 0.001, ev.Held(c.relay, c.weights))
+        is_bad = self.random.random() < self.durations.failure_rate
+        answer = ev.TransferFailed(0, c.relay) if is_bad else ev.Held(c.relay, c.weights)
+        self._answer(self.by_name[c.relay], 0.001, answer)
+
+    def _do_PublishAgain(self, c: ev.PublishAgain) -> None:
+        self._answer(self.by_name[c.trainer], 0.001, ev.Published(c.weights))
 
     def _do_OfferTransfer(self, c: ev.OfferTransfer) -> None:
         self._answer(self.by_name[c.source], 0.001, ev.TransferReady(c.epoch))

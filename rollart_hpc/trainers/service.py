@@ -1,7 +1,7 @@
 """A trainer behind the controller's messages. Owns the loop of a trainer process; knows no backend.
 
     waits for                  unblocked by
-    rank 0: the controller     Chunk, Save, TransferOffer, Stop
+    rank 0: the controller     Chunk, Save, PublishAgain, TransferOffer, Stop
     ranks 1..: rank 0          the same Chunk, Save or Stop, passed on as raw bytes
 
 One step on rank 0:  BatchWanted -> Chunk* -> (accumulate each) -> step -> Committed -> Published -> BatchWanted.
@@ -29,6 +29,7 @@ from rollart_hpc.wire.messages import (
     Chunk,
     Committed,
     Message,
+    PublishAgain,
     Published,
     Save,
     Saved,
@@ -88,6 +89,8 @@ class Follower:
                 case Chunk() as chunk:
                     if self._steps.take(chunk, frames) is not None:
                         self._export()
+                case PublishAgain():
+                    self._export()
                 case Save() as save:
                     self._save(save)
                 case Stop() as stop:
@@ -137,6 +140,8 @@ class Leader:
                 self._chunk(message, frames)
             case Save():
                 self._save(message)
+            case PublishAgain():
+                self._publish_again(message)
             case TransferOffer():
                 self._publisher.offer(message)
             case WhoAreYou():
@@ -196,6 +201,13 @@ class Leader:
         end_s = time.monotonic()
         self._tracer.span("weights", start_s, end_s, version=weights_id.version, bytes=num_bytes)
         self._link.send(Published(*weights_id, num_bytes, end_s - start_s))
+
+    def _publish_again(self, wanted: PublishAgain) -> None:
+        """All copies are lost or bad. Between two chunks the weights are still those of the version."""
+        if WeightsId(wanted.attempt, wanted.version) == WeightsId(self._attempt, self._trainer.version):
+            log.warning("version %d is published once more", wanted.version)
+            self._pass_on(wanted, [])
+            self._publish()
 
     def _want_batch(self) -> None:
         self._wait_s = self._train_s = 0.0

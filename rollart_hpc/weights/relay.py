@@ -72,7 +72,7 @@ class Relay:
                 self._verify(weights_id, time.monotonic())
             except BadWeights as error:
                 log.warning("discarding %s: %s", weights_id, error)
-                self._store.discard(weights_id)
+                self._discard(weights_id)
 
     def handle(self, message: Message) -> None:
         if isinstance(message, Adopt):
@@ -98,6 +98,7 @@ class Relay:
                 log.info("%s is gone already, a newer version follows", weights_id)
                 return
             log.warning("can't adopt %s: %s; see the trainer's log on this node", weights_id, error)
+            self._discard(weights_id)
             self._report(TransferFailed(NO_EPOCH, f"can't adopt {weights_id}: {error}"))
             return
         self._tracer.span("weights.adopt", start_s, time.monotonic(), version=weights_id.version)
@@ -108,6 +109,16 @@ class Relay:
         stored.verify()
         self._verified[weights_id] = stored
         self._report(Held(*weights_id, stored.manifest.num_bytes, time.monotonic() - start_s))
+
+    def _discard(self, weights_id: WeightsId) -> None:
+        self._verified.pop(weights_id, None)
+        self._store.discard(weights_id)
+
+    def _doubt(self, weights_id: WeightsId) -> None:
+        """A transfer of it broke, and a target may have found it bad: is this copy still what it was?"""
+        self._verified.pop(weights_id, None)
+        if weights_id in self._store.versions():
+            self._adopt(weights_id)
 
     def _offer(self, offer: TransferOffer) -> None:
         try:
@@ -144,7 +155,11 @@ class Relay:
             sending = Sending(rendezvous, offer.size, self._deadline_s, world=self._world)
             start_s = time.monotonic()
             manifest = stored.manifest
-            num_bytes = sending.send(weights_id, stored.buckets(), lambda: manifest.digest, manifest.buckets)
+            try:
+                num_bytes = sending.send(weights_id, stored.buckets(), lambda: manifest.digest, manifest.buckets)
+            except RollartError:
+                self._doubt(weights_id)
+                raise
         end_s = time.monotonic()
         self._tracer.span("weights.send", start_s, end_s, version=weights_id.version, bytes=num_bytes)
         self._report(TransferSent(offer.epoch, num_bytes, end_s - start_s, collective_of(sending.group)))

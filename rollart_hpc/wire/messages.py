@@ -245,6 +245,13 @@ class Adopt(Message):
     version: int
 
 
+class PublishAgain(Message):
+    """controller -> trainer: nobody holds a good copy of this version; publish it once more if it is yours still."""
+
+    attempt: int
+    version: int
+
+
 class Held(Message):
     """relay -> controller: engines on my node may install these."""
 
@@ -399,7 +406,7 @@ AnyMessage = Union[
     Hello, Welcome, Refused, WhoAreYou, Heartbeat, HeartbeatAck, Bye, Stop, Exited, Silent, Warned, Drain,
     Play, Cancel, TurnWanted, Resend, Ended,
     Generate, Abort, Forget, PrefixMissing, Prefilled, Generated,
-    Published, Adopt, Held, TransferOffer, TransferReady, TransferJoin, TransferFailed, TransferSent,
+    Published, PublishAgain, Adopt, Held, TransferOffer, TransferReady, TransferJoin, TransferFailed, TransferSent,
     Install, Installed, InstallFailed,
     ScoreWanted, Scored, ScoreFailed,
     BatchWanted, Chunk, Committed, Save, Saved,

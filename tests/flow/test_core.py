@@ -385,12 +385,26 @@ def test_a_snapshot_survives_json_and_keeps_the_tally():
     assert not twin.tally.joined
 
 
-def test_a_relay_that_could_not_adopt_is_asked_again():
+def test_a_version_that_no_relay_could_adopt_is_published_again():
     scene = Scene(direct=False)
     scene.do(ev.Joined("relay", "relay"))
     scene.take(ev.Adopt)
     scene.do(ev.TransferFailed(0, "relay"), ev.Tick(1.0))
+    assert [c.weights for c in scene.take(ev.PublishAgain)] == [WeightsId(1, 0)]
+    scene.do(ev.Published(WeightsId(1, 0)))
     assert [c.weights for c in scene.take(ev.Adopt)] == [WeightsId(1, 0)]
+
+
+def test_a_relay_whose_copy_is_bad_gets_one_from_another_relay():
+    newest = WeightsId(1, 0)
+    scene = Scene(direct=False)
+    scene.do(ev.Joined("relay", "relay"), ev.Joined("far", "relay", node="far"))
+    scene.do(ev.Held("relay", newest), ev.Held("far", newest))
+    scene.do(ev.InstallFailed("engine-c", newest))
+    assert scene.take(ev.Adopt)[-1] == ev.Adopt("relay", newest)  # it is asked to look at its copy
+    scene.take(ev.OfferTransfer)
+    scene.do(ev.TransferFailed(0, "relay"), ev.Tick(1.0))
+    assert [c.source for c in scene.take(ev.OfferTransfer)] == ["far"] and not scene.take(ev.PublishAgain)
 
 
 def test_a_pool_whose_first_engine_is_yet_to_come_is_waited_for():

@@ -179,3 +179,25 @@ def test_a_newer_epoch_frees_a_relay_from_an_older_one(peers: Peers, source: Nod
     outcomes = [target.recv(), target.recv()]
     assert {type(outcome) for outcome in outcomes} == {TransferFailed, Held}
     assert same(target.store, tensors())
+
+
+def test_a_bucket_damaged_in_shared_memory_is_never_held_and_its_relay_says_so(peers: Peers) -> None:
+    """The source verified it once; whoever damages it later is found out by the target, then by the source itself."""
+    first, second = peers.start("a"), peers.start("b")
+    first.store.write(ID, tensors(2), MEGABYTE)
+    first.send(Adopt(*ID))
+    assert isinstance(first.recv(), Held)
+    with open(first.store.open(ID).directory / "bucket_1.bin", "r+b") as file:
+        file.seek(1000)
+        byte = file.read(1)
+        file.seek(1000)
+        file.write(bytes([byte[0] ^ 1]))
+    first.send(TransferOffer(1, *ID, 2))
+    ready = first.recv()
+    assert isinstance(ready, TransferReady)
+    second.send(TransferJoin(1, *ID, 1, 2, ready.host, ready.port))
+    refused = second.recv()
+    assert isinstance(refused, TransferFailed) and "checksum" in refused.reason and second.store.versions() == []
+    told = [first.recv(), first.recv()]
+    assert sorted(message.epoch for message in told if isinstance(message, TransferFailed)) == [0, 1]
+    assert first.store.versions() == []
