@@ -133,13 +133,16 @@ def _gloo(store: PrefixStore, seat: Seat) -> Any:
 def _nccl(store: PrefixStore, seat: Seat) -> Any:
     """Written from PyTorch's documentation; has not been run on GPUs.
 
-    A lost peer must break this call, not the process: waiting blocks with the deadline, and the watchdog cleans up
-    without tearing the process down (2 = CleanUpOnly). The interface is the site's NCCL_SOCKET_IFNAME.
+    A lost peer must break this call, not the process: waiting blocks with the deadline, the watchdog cleans up
+    without tearing the process down (2 = CleanUpOnly), and nothing watches the watchdog, for that one ends processes.
+    Connecting eagerly finds a missing peer here and not in the first bucket. The interface is the site's
+    NCCL_SOCKET_IFNAME.
     """
     from torch.distributed import ProcessGroupNCCL
 
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     options = ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=seat.deadline_s)
     group = ProcessGroupNCCL(store, seat.rank, seat.size, options)
