@@ -124,7 +124,7 @@ def job_lines(run: RunDir, current: dict[str, Any]) -> list[str]:
         elif isinstance(record, BadNode):
             lines.append(f"node {record.host} is not used again: {record.reason}")
     for name, used in current.get("gpu_hours", {}).items():
-        lines.append(f"GPU-hours on {name}: {used['gpu_hours']:.3f}, of which idle {used['idle_gpu_hours']:.3f}")
+        lines.append(f"GPU-hours on {name}: {used['given']:.3f}, of which idle {used['idle']:.3f}")
     return lines
 
 

@@ -9,7 +9,7 @@
       latest -> attempts/attempt_N
       checkpoints/step_N/          committed once it holds committed.json; step_N.tmp is one being written
       status.json  supervisor.json  metrics.jsonl  ledger.jsonl
-      jobs.jsonl                   on a cluster: the jobs of the run and how they ended
+      jobs.jsonl  cluster.json     on a cluster: the jobs of the run and how they ended; partitions and GPU-hours
       job.sh  slurm/NAME-ID.log    on a cluster: the batch script, and what it prints
       elastic/                     on a cluster: jobs of elastic workers
       trace.json  report.html  tensorboard/
@@ -95,6 +95,10 @@ class RunDir:
     @property
     def job_logs(self) -> Path:
         return self.path / "slurm"
+
+    @property
+    def cluster(self) -> Path:
+        return self.path / "cluster.json"
 
     @property
     def metrics(self) -> Path:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
+import msgspec
+
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import write_atomic
 from rollart_hpc.observe import metrics, sections
 from rollart_hpc.observe.page import fold, page, pair
 from rollart_hpc.observe.sections import Run
-from rollart_hpc.observe.status import Status, read_status
+from rollart_hpc.observe.status import Cluster, Status, read_status
 from rollart_hpc.observe.timeline import read_run
 
 REPORT = "report.html"
@@ -45,8 +47,17 @@ def _load(run_dir: Path) -> Run:
         validations=metrics.surviving_validations(lines),
         events=metrics.of_kind(lines, "event"),
         spans=read_run(run_dir.glob("attempts/*/trace")),
+        cluster=_cluster(run_dir / "cluster.json"),
         config=config.read_text(errors="replace") if config.exists() else "",
     )
+
+
+def _cluster(path: Path) -> Cluster:
+    """Empty for a run on one machine."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Cluster)
+    except (OSError, msgspec.DecodeError):
+        return Cluster()
 
 
 def render(run: Run) -> str:

@@ -13,7 +13,7 @@ from rollart_hpc.observe.charts import Axis, Series, Stack, bars, columns, line_
 from rollart_hpc.observe.page import card, fold, section, table
 from rollart_hpc.observe.paired import paired
 from rollart_hpc.observe.phases import start_phases
-from rollart_hpc.observe.status import Status
+from rollart_hpc.observe.status import Cluster, Status
 from rollart_hpc.observe.timeline import Span
 
 MAX_EVENTS = 200
@@ -35,6 +35,7 @@ class Run:
     events: list[dict[str, Any]]
     spans: list[Span]
     config: str
+    cluster: Cluster = Cluster()
 
     @property
     def tasks(self) -> dict[str, str]:
@@ -196,6 +197,9 @@ def pools(run: Run) -> str:
     ]
     sub = f"share of each task's requests by hardware class; {run.status.fallbacks} fallbacks"
     chart = bars(stacks, share=True) + "<h3>Tokens per task</h3>" + bars(tokens, share=True)
+    sub += "".join(f"; {pool} = partition {name}" for pool, name in run.cluster.partitions.items())
+    for name, hours in run.cluster.gpu_hours.items():
+        sub += f"; GPU-hours on {name}: {hours.given:.2f}, of which idle {hours.idle:.2f}"
     return section("Share of each pool per task", sub, chart)
 
 

@@ -86,6 +86,18 @@ class Status(msgspec.Struct):
     updated: str = ""
 
 
+class GpuHours(msgspec.Struct, frozen=True):
+    given: float = 0.0
+    idle: float = 0.0
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    """cluster.json: where the run was, for the report."""
+
+    partitions: dict[str, str] = {}  # pool -> partition
+    gpu_hours: dict[str, GpuHours] = {}  # by class of the site, once the run is over
+
+
 def write_status(path: Path, status: Status) -> None:
     write_atomic(path, msgspec.json.format(msgspec.json.encode(status), indent=1) + b"\n")
 

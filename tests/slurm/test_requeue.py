@@ -33,6 +33,8 @@ def test_preempted_and_out_of_time_to_the_same_weights(own_cluster: Cluster, tmp
     assert (status["state"], status["step"], status["attempt"]) == ("finished", STEPS, 3), disturbed.told()
     assert [start.restart for start in disturbed.begun()] == [0, 1, 2]
     assert set(status["gpu_hours"]) == {"h800", "h20"}
+    report = disturbed.run.report.read_text()
+    assert "compute = partition h800; bandwidth = partition h20; GPU-hours on h800" in report
     check_ledger(disturbed)
 
     status = other.until_over()

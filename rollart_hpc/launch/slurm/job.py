@@ -23,10 +23,13 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+import msgspec
+
 from rollart_hpc.config.process import EXIT_DRAINED
 from rollart_hpc.config.resolved import read_resolved, read_site
 from rollart_hpc.config.rundir import RunDir, open_run_dir
 from rollart_hpc.errors import EXIT_ENVIRONMENT, RollartError, SiteError
+from rollart_hpc.files import write_json
 from rollart_hpc.launch.base_model import prepare_model
 from rollart_hpc.launch.command import role_environment
 from rollart_hpc.launch.ownership import read_ownership, write_ownership
@@ -39,9 +42,11 @@ from rollart_hpc.launch.slurm.epilogue import run_epilogues
 from rollart_hpc.launch.slurm.hands import SlurmHands
 from rollart_hpc.launch.slurm.requeue import always_excluded, bad_nodes, requeue
 from rollart_hpc.launch.slurm.steps import SlurmPlace
+from rollart_hpc.launch.slurm.usage import usage
 from rollart_hpc.launch.supervisor import Supervisor, Why
 from rollart_hpc.observe import perfetto
 from rollart_hpc.observe.report import write_report
+from rollart_hpc.observe.status import Cluster, GpuHours, read_status
 
 REQUEUED = "requeued"
 
@@ -137,6 +142,7 @@ class Job:
         job = self.allocation
         record.add(self.run, record.Began(job.leader, job.restart, self._newest_step(), parts))
         write_ownership(self.run, self.run.last_attempt(), ())
+        self._write_cluster({})
         nodes = ", ".join(f"{node} = {host}" for node, host in job.hosts.items())
         self.out.say(f"job {job.leader}, restart {job.restart}, on {nodes}")
 
@@ -199,8 +205,14 @@ class Job:
                 return "drained", "about to be preempted, or signalled by hand"
         return "cancelled", "the job was cancelled"
 
+    def _write_cluster(self, gpu_hours: dict[str, GpuHours]) -> None:
+        partitions = {pool: self.site.classes[self.site.serving(pool)].partition for pool in self.config.pools}
+        write_json(self.run.cluster, msgspec.to_builtins(Cluster(partitions, gpu_hours)))
+
     def _report(self) -> None:
         try:
+            status = read_status(self.run.status)
+            self._write_cluster(usage(self.run, self.plan, status.time_s if status else 0.0))
             perfetto.merge((self.run.traces(attempt) for attempt in self.run.attempt_numbers()), self.run.trace)
             self.out.say(f"finished; report: {write_report(self.run.path, 'finished')}")
         except RollartError as error:  # the run itself is fine

@@ -7,30 +7,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-import msgspec
-
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.plan import Plan
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.observe import timeline
 from rollart_hpc.observe.lanes import busy_and_idle
+from rollart_hpc.observe.status import GpuHours
 from rollart_hpc.observe.trace import CATEGORIES
 
 HOUR_S = 3600.0
 BUSY = frozenset(CATEGORIES) - {"wait"}
 
 
-class Usage(msgspec.Struct, frozen=True):
-    gpu_hours: float
-    idle_gpu_hours: float
-
-
-def usage(run: RunDir, plan: Plan, up_s: float) -> dict[str, Usage]:
+def usage(run: RunDir, plan: Plan, up_s: float) -> dict[str, GpuHours]:
     """`up_s`: how long the run was up in all; it stands for a job that was killed and could not tell its end."""
     given = _given(record.read(run), up_s)
     busy = _busy(run, plan)
     return {
-        hardware: Usage(round(held / HOUR_S, 4), round(max(0.0, held - busy[hardware]) / HOUR_S, 4))
+        hardware: GpuHours(round(held / HOUR_S, 4), round(max(0.0, held - busy[hardware]) / HOUR_S, 4))
         for hardware, held in given.items()
     }
 
