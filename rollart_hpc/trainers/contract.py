@@ -52,7 +52,8 @@ class Trainer(Protocol):
         """Log-prob of every sampled token under the current weights, 0 at all other places."""
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Full tensors by their Hugging Face names, tied ones once. One tensor exists at a time; all ranks call it."""
+        """Full tensors by their Hugging Face names, tied ones once, on rank 0 at least. One exists at a time; all ranks
+        go through it."""
 
     def save(self, directory: Path) -> None:
         """Write weights, optimizer and version; between steps only."""

@@ -8,6 +8,6 @@
 
 Weights are exchanged with Hugging Face by `layout` and `exchange` and not by a bridge library: megatron-bridge 0.3 asks
 for transformers below 5 and for CUDA builds of Transformer Engine, mamba and others; mbridge 0.15 installs, but builds
-its models from Transformer Engine's layers only and gathers whole models on every rank. What is needed here is a table
-of a dozen names.
+its models from Transformer Engine's layers only and sends every weight to every rank. What is needed here is a table of
+a dozen names.
 """

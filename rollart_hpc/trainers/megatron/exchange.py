@@ -73,10 +73,16 @@ def _unshard(shard: torch.Tensor, weight: Weight, place: Place) -> torch.Tensor 
     """On the first rank of the tensor parallel group."""
     if weight.split is None or len(place.tensor_ranks) == 1:
         return shard
-    is_first = place.tensor_rank == 0
-    shards = [torch.empty_like(shard) for _ in place.tensor_ranks] if is_first else None
+    joined, shards = None, None
+    if place.tensor_rank == 0:
+        joined = shard.new_empty(weight.joined_shape)
+        # Rows of the joined tensor can be received where they belong; columns need a place of their own.
+        shards = list(joined.chunk(len(place.tensor_ranks))) if weight.split == 0 else None
+        shards = shards or [torch.empty_like(shard) for _ in place.tensor_ranks]
     dist.gather(shard.contiguous(), shards, dst=place.tensor_ranks[0], group=place.tensor_group)
-    return weight.unshard(shards) if shards is not None else None
+    if joined is not None and shards is not None and weight.split:
+        torch.cat(shards, dim=weight.split, out=joined)
+    return joined
 
 
 def _kind(parameters: Parameters) -> tuple[torch.device, torch.dtype]:

@@ -67,12 +67,9 @@ class Weight:
     def shard(self, joined: torch.Tensor, rank: int, tensor: int) -> torch.Tensor:
         return joined if self.split is None else joined.chunk(tensor, dim=self.split)[rank]
 
-    def unshard(self, shards: list[torch.Tensor]) -> torch.Tensor:
-        return shards[0] if self.split is None else torch.cat(shards, dim=self.split)
-
 
 def weights(family: Family, shape: Shape) -> Iterator[Weight]:
-    """All weights of the model, in the order of transformers."""
+    """All weights of the model, in the order of transformers but for biases, which follow all three weights."""
     last = shape.pipeline - 1
     hidden, embed = family.hidden_size, "model.embed_tokens.weight"
     vocabulary = {"rows": (family.vocabulary,), "columns": hidden, "split": 0}
