@@ -10,19 +10,19 @@ from __future__ import annotations
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from rollart_hpc.bench.pairs import Pairs
 from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.types import Frame, WeightsId
@@ -52,14 +52,8 @@ class Settings:
 
 
 @dataclass
-class Result:
+class Result(Pairs):
     settings: Settings
-    ours: list[float] = field(default_factory=list)  # tokens per second
-    raw: list[float] = field(default_factory=list)
-
-    @property
-    def ratio_to_raw(self) -> float:
-        return statistics.median(ours / raw for ours, raw in zip(self.ours, self.raw, strict=True))
 
     def as_json(self) -> str:
         s = self.settings
@@ -71,10 +65,7 @@ class Result:
         return msgspec.json.format(msgspec.json.encode(content)).decode()
 
     def as_text(self) -> str:
-        lines = [f"{'pair':>5}{'ours, tokens/s':>18}{'raw, tokens/s':>18}{'ratio':>8}"]
-        for number, (ours, raw) in enumerate(zip(self.ours, self.raw, strict=True), start=1):
-            lines.append(f"{number:>5}{ours:>18.0f}{raw:>18.0f}{ours / raw:>8.3f}")
-        return "\n".join([*lines, f"median ratio to raw {self.settings.kind}: {self.ratio_to_raw:.3f}"])
+        return self.table(f"raw {self.settings.kind}")
 
 
 def bench_engine(settings: Settings, say: Say) -> Result:

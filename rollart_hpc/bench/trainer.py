@@ -7,15 +7,15 @@ per second of a pair, and the median of all pairs is reported.
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from rollart_hpc.bench.pairs import Pairs
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import UserError
 from rollart_hpc.files import read_json
@@ -46,14 +46,8 @@ class Settings:
 
 
 @dataclass
-class Result:
+class Result(Pairs):
     settings: Settings
-    ours: list[float] = field(default_factory=list)  # tokens per second
-    raw: list[float] = field(default_factory=list)
-
-    @property
-    def ratio_to_raw(self) -> float:
-        return statistics.median(ours / raw for ours, raw in zip(self.ours, self.raw, strict=True))
 
     def as_json(self) -> str:
         s = self.settings
@@ -65,10 +59,7 @@ class Result:
         return msgspec.json.format(msgspec.json.encode(content)).decode()
 
     def as_text(self) -> str:
-        lines = [f"{'pair':>5}{'ours, tokens/s':>18}{'raw, tokens/s':>18}{'ratio':>8}"]
-        for number, (ours, raw) in enumerate(zip(self.ours, self.raw, strict=True), start=1):
-            lines.append(f"{number:>5}{ours:>18.0f}{raw:>18.0f}{ours / raw:>8.3f}")
-        return "\n".join([*lines, f"median ratio to a bare torch loop: {self.ratio_to_raw:.3f}"])
+        return self.table("a bare torch loop")
 
 
 def bench_trainer(settings: Settings, say: Say) -> Result:

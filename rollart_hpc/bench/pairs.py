@@ -1,0 +1,23 @@
+"""Rates of our thing and of the raw thing, measured in turns. Owns the ratio that counts, not what is measured."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class Pairs:
+    ours: list[float] = field(default_factory=list)  # tokens per second
+    raw: list[float] = field(default_factory=list)
+
+    @property
+    def ratio_to_raw(self) -> float:
+        """The median of the pairs: noise of the machine hits both sides of a pair alike."""
+        return statistics.median(ours / raw for ours, raw in zip(self.ours, self.raw, strict=True))
+
+    def table(self, raw_name: str) -> str:
+        lines = [f"{'pair':>5}{'ours, tokens/s':>18}{'raw, tokens/s':>18}{'ratio':>8}"]
+        for number, (ours, raw) in enumerate(zip(self.ours, self.raw, strict=True), start=1):
+            lines.append(f"{number:>5}{ours:>18.0f}{raw:>18.0f}{ours / raw:>8.3f}")
+        return "\n".join([*lines, f"median ratio to {raw_name}: {self.ratio_to_raw:.3f}"])
