@@ -13,20 +13,20 @@ TASK = "instructions"
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
-def smollm2(keep: Path, overrides: tuple[str, ...] = ()) -> bool:
+def smollm2(keep: Path) -> bool:
     model = keep / "smollm2-model"
     if not model.exists():
         rollart("model", "smollm2", str(model))
-    trained = train("smollm2", keep / "smollm2", f"model.path={model}", "validation.every=20", *overrides)
+    trained = train("smollm2", keep / "smollm2", f"model.path={model}", "validation.every=20")
     if trained.code:
         print(f"the run failed: exit code {trained.code}")
         return False
-    write_page("smollm2", page(trained, overrides))
+    write_page("smollm2", page(trained))
     change = _change(trained.run_dir, "reward")
     return change.difference > 0 and change.is_significant
 
 
-def page(trained: Trained, overrides: tuple[str, ...] = ()) -> list[str]:
+def page(trained: Trained, command: str = "python tests/acceptance/run.py smollm2") -> list[str]:
     lines = read(trained.run_dir / "metrics.jsonl")
     steps, validations = surviving_steps(lines), surviving_validations(lines)
     rows = [
@@ -46,7 +46,7 @@ def page(trained: Trained, overrides: tuple[str, ...] = ()) -> list[str]:
         "exactly the list asked for. By:",
         "",
         "```",
-        " ".join(["python tests/acceptance/run.py smollm2", *overrides]),
+        command,
         "```",
         "",
         *table(head, rows),
