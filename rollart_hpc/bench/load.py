@@ -165,7 +165,7 @@ def main(run_dir: str, address: str, slots: str, seconds: str, controller: str) 
     load = Load(RunDir(run_dir), address, int(slots))
     load.drive(time.monotonic() + START_S, lambda: len(load.slots.owners) == int(slots))
     assert len(load.slots.owners) == int(slots), f"{len(load.slots.owners)} of {slots} slots were given work"
-    load.drive(time.monotonic() + 1.0)
+    load.drive(time.monotonic() + START_S, lambda: len(load.slots.latencies_s) >= 2 * int(slots))  # all are under way
     saturated = measure(load, int(controller), float(seconds))
     load.slots.rate = saturated["turns_per_s"] / 2
     load.drive(time.monotonic() + 1.0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -14,6 +16,8 @@ from rollart_hpc.weights.digest import digest
 from rollart_hpc.weights.direct import DirectSource, DirectTarget, Named
 from rollart_hpc.weights.groups import TransferError
 from rollart_hpc.wire.messages import Message, TransferFailed, TransferJoin, TransferReady, TransferSent
+
+from .conftest import context
 
 ID = WeightsId(2, 5)
 DEADLINE_S = 30.0
@@ -126,3 +130,31 @@ def test_an_engine_that_expects_another_version_refuses(source: DirectSource, re
     target.join(PATIENCE_S)
     assert target.error is not None and "not WeightsId(attempt=2, version=6)" in str(target.error)
     assert isinstance(reports.get(timeout=PATIENCE_S), TransferFailed)
+
+
+def _die_in_mid_transfer(join: TransferJoin) -> None:
+    for number, _ in enumerate(DirectTarget(join, DEADLINE_S)):
+        if number == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_an_engine_killed_in_mid_transfer_fails_the_epoch_and_the_next_one_is_right(
+    source: DirectSource, reports: queue.Queue[Message]
+) -> None:
+    """Nothing is silently wrong: the survivor knows that it has no complete set, and what it gets next is right."""
+    ready = offer(source, reports, 3)
+    survivor = Target(ready, 1, 3)
+    victim = context.Process(
+        target=_die_in_mid_transfer, args=(TransferJoin(1, *ID, 2, 3, ready.host, ready.port),), daemon=True
+    )
+    victim.start()
+    assert isinstance(reports.get(timeout=PATIENCE_S), TransferFailed)
+    survivor.join(PATIENCE_S)
+    assert survivor.error is not None and survivor.digest == ""
+    victim.join(PATIENCE_S)
+    ready = offer(source, reports, 2, epoch=2)
+    again = Target(ready, 1, 2)
+    assert isinstance(reports.get(timeout=PATIENCE_S), TransferSent)
+    again.join(PATIENCE_S)
+    assert digest(again.received.items()) == again.digest == digest(tensors())
+    source.join(PATIENCE_S)
