@@ -45,11 +45,11 @@ def install() -> None:
 
 
 def _patch_megatron() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that apex and Transformer Engine are missing
-        from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-        from megatron.core.tensor_parallel import random
+    warnings.filterwarnings("ignore", module="megatron")  # that apex and Transformer Engine are missing
     logging.getLogger("megatron").setLevel(logging.WARNING)
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+    from megatron.core.tensor_parallel import random
+
     random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     load = DistributedOptimizer._set_main_param_and_optimizer_states
