@@ -12,6 +12,7 @@ from typing import Any
 
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.devcluster.cluster import Cluster
+from rollart_hpc.launch.ownership import read_ownership
 from rollart_hpc.launch.slurm import record
 
 SMALL = Path(__file__).parent.parent / "runs" / "small.yaml"
@@ -29,6 +30,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 DETERMINISTIC = ("mode=sync", "deterministic=true", "flow.redundancy=0", "validation.plays=0", "checkpoint.every=0")
 # A step must last long enough that something can happen to the run in the middle.
 SLOWLY = "tasks.frozenlake.trouble.turn_latency.mean_s=0.3"
+VERY_SLOWLY = "tasks.frozenlake.trouble.turn_latency.mean_s=1.0"  # some 4 s
 ALONE = "job.sbatch.exclusive=true"  # nodes that no other run has
 
 
@@ -76,7 +78,11 @@ class Submitted:
         self.until(lambda: len(self.ledger()) >= count, f"{count} steps")
 
     def until_begun(self, count: int) -> None:
-        self.until(lambda: len(self.begun()) >= count, f"start {count}")
+        def has_begun() -> bool:
+            assert read_ownership(self.run).get("state") != "finished", f"over before start {count}\n{self.told()}"
+            return len(self.begun()) >= count
+
+        self.until(has_begun, f"start {count}")
 
     def until_over(self) -> dict[str, Any]:
         over = ("finished", "failed", "killed", "cancelled", "drained")

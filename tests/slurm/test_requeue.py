@@ -6,15 +6,16 @@ from pathlib import Path
 
 from rollart_hpc.launch.devcluster.cluster import Cluster
 from rollart_hpc.observe import ledger
-from tests.slurm.submitted import ALONE, DETERMINISTIC, SLOWLY, Submitted
+from tests.slurm.submitted import ALONE, DETERMINISTIC, VERY_SLOWLY, Submitted
 
-STEPS = 6
+# Slurm looks at time limits every 30 s: the run must not be over by then, however fast the machine.
+STEPS = 12
 
 
 def test_preempted_and_out_of_time_to_the_same_weights(own_cluster: Cluster, tmp_path: Path, tiny_model: Path) -> None:
     """Both at once: the second run is not disturbed by what happens to the first."""
     slurm = own_cluster.slurm
-    settings = (*DETERMINISTIC, SLOWLY, f"steps={STEPS}")
+    settings = (*DETERMINISTIC, VERY_SLOWLY, f"steps={STEPS}")
     disturbed = Submitted(own_cluster, tmp_path / "a run", tiny_model).submit(*settings, ALONE, "job.signal_s=45")
     disturbed.until_begun(1)
     other = Submitted(own_cluster, tmp_path / "other", tiny_model).submit(*settings)
