@@ -42,6 +42,13 @@ class Driver:
             key.data()
         self.waiting += self.host.collect()
 
+    def until_gone(self, *pids: int) -> None:
+        """Until the host knows that they have ended."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while left := set(pids) & set(self.host.processes.pids):
+            assert time.monotonic() < deadline_s, f"still running: {left}"
+            self.turn(0.2)
+
     def reset(self, slot: Hashable, seed: int = 5, task: str = "odd") -> Happened:
         self.host.reset(slot, task, seed)
         return self.next(slot)

@@ -178,9 +178,7 @@ def test_death_between_turns_is_told_at_the_next_turn(make: Make) -> None:
     driver = make()
     pid = pid_of(driver.reset("a").observation)
     os.kill(pid, signal.SIGKILL)
-    wait_until_dead([pid])
-    driver.turn(0.2)
-    driver.turn(0.2)
+    driver.until_gone(pid)
     assert driver.waiting == []
     failed = driver.step("a", "x")
     assert failed.status == "env_crashed" and "signal 9" in failed.detail
@@ -192,9 +190,7 @@ def test_release_of_a_busy_one_kills_it_and_of_a_dead_one_forgets_it(make: Make)
     driver.host.step("busy", "sleep 3600")
     driver.host.release("busy")
     os.kill(dead, signal.SIGKILL)
-    wait_until_dead([busy, dead])
-    driver.turn(0.2)
-    driver.turn(0.2)
+    driver.until_gone(busy, dead)
     driver.host.release("dead")
     driver.host.release("never used")
     assert driver.waiting == [] and driver.host.wait_s() is None
