@@ -5,6 +5,7 @@ python tests/acceptance/run.py modes
 python tests/acceptance/run.py slurm        # needs root on Debian or Ubuntu: it starts a development cluster
 python tests/acceptance/run.py backends     # likewise
 python tests/acceptance/run.py smollm2
+python tests/acceptance/run.py benches
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.acceptance.backends import backends
+from tests.acceptance.benches import benches
 from tests.acceptance.modes import modes
 from tests.acceptance.quickstart import quickstart
 from tests.acceptance.slurm import slurm
@@ -38,6 +40,7 @@ def main() -> int:
             "slurm": lambda: slurm(keep),
             "backends": lambda: backends(keep),
             "smollm2": lambda: smollm2(keep),
+            "benches": lambda: benches(keep),
         }
         unknown = set(args.parts) - set(parts)
         if unknown:

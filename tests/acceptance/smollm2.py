@@ -14,9 +14,7 @@ LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def smollm2(keep: Path) -> bool:
-    model = keep / "smollm2-model"
-    if not model.exists():
-        rollart("model", "smollm2", str(model))
+    model = model_directory(keep)
     trained = train("smollm2", keep / "smollm2", f"model.path={model}", "validation.every=20")
     if trained.code:
         print(f"the run failed: exit code {trained.code}")
@@ -24,6 +22,14 @@ def smollm2(keep: Path) -> bool:
     write_page("smollm2", page(trained))
     change = _change(trained.run_dir, "reward")
     return change.difference > 0 and change.is_significant
+
+
+def model_directory(keep: Path) -> Path:
+    """Made once."""
+    model = keep / "smollm2-model"
+    if not model.exists():
+        rollart("model", "smollm2", str(model))
+    return model
 
 
 def page(trained: Trained, command: str = "python tests/acceptance/run.py smollm2") -> list[str]:
