@@ -1,6 +1,7 @@
 """The trainer `fsdp`: FSDP2 over a transformers model. Owns forward, backward and update; `step` owns the rest.
 
-Every rank is a replica of its own: weights are sharded over all of them, a micro-batch belongs to one.
+Every rank is a replica of its own: weights are sharded over all of them (one alone has them whole), a micro-batch
+belongs to one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel
 
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.trainers import algorithms, checkpoint, lora
-from rollart_hpc.trainers.model import full_tensors, load_reference, load_trained, sampled_logits
+from rollart_hpc.trainers.model import full_tensors, is_sharded, load_reference, load_trained, reshard, sampled_logits
 from rollart_hpc.trainers.packing import MicroBatch
 from rollart_hpc.trainers.seals import Head
 from rollart_hpc.trainers.step import StepTrainer
@@ -32,8 +33,10 @@ class FsdpTrainer(StepTrainer):
         super().__init__(config, world, replica=world.rank, num_replicas=world.size)
         self._dtype = getattr(torch, config.trainer.dtype)
         self._model = load_trained(model_dir, world, config)
-        self._adds_at_step = config.deterministic or world.size == 1  # alone, adding early is only a copy more
-        self._model.set_requires_gradient_sync(not self._adds_at_step)
+        # Alone, adding early is only a copy more.
+        self._adds_at_step = is_sharded(self._model) and (config.deterministic or world.size == 1)
+        if self._adds_at_step:
+            self._model.set_requires_gradient_sync(False)
         self._reference = None
         if config.algorithm.kl > 0 and not config.trainer.lora.rank:
             self._reference = load_reference(model_dir, world, config)
@@ -93,7 +96,7 @@ class FsdpTrainer(StepTrainer):
 
     def _chosen_logprobs(self, micros: list[MicroBatch]) -> list[torch.Tensor]:
         chosen = [self._chosen_of(self._model, micro) for micro in micros]
-        self._model.reshard()
+        reshard(self._model)
         return chosen
 
     def _chosen_of(self, model: PreTrainedModel, micro: MicroBatch) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """A transformers causal LM, sharded. Owns loading, FSDP2 and the forward that yields log-probs; knows no loss.
 
-Weights are float32 on every rank's shard. With dtype bfloat16 they are computed with and exported in bfloat16, while
-gradients are reduced and the optimizer runs in float32. With activation checkpointing a block keeps its input only and
-runs again in backward.
+Weights are float32 on every rank's shard; one rank alone has nothing to shard and keeps the plain model. With dtype
+bfloat16 FSDP (of one rank, too) computes with and exports bfloat16, while gradients are reduced and the optimizer runs
+in float32. With activation checkpointing a block keeps its input only and runs again in backward.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def load_trained(directory: Path, world: World, config: RunConfig) -> PreTrained
     if config.trainer.activation_checkpointing:
         for layer in _layers(model):
             recompute(layer)
-    return _sharded(model, world, config)
+    return _placed(model, world, config)
 
 
 def load_reference(directory: Path, world: World, config: RunConfig) -> PreTrainedModel:
-    return _sharded(_load(directory).requires_grad_(False), world, config)
+    return _placed(_load(directory).requires_grad_(False), world, config)
 
 
 def _load(directory: Path) -> PreTrainedModel:
@@ -52,16 +52,30 @@ def _load(directory: Path) -> PreTrainedModel:
     return model.eval()
 
 
-def _sharded(model: PreTrainedModel, world: World, config: RunConfig) -> PreTrainedModel:
-    """One shard per rank. A model that can't be trained is told of before anything else starts."""
-    shard(model, world, getattr(torch, config.trainer.dtype))
+def _placed(model: PreTrainedModel, world: World, config: RunConfig) -> PreTrainedModel:
+    """On the ranks' devices. A model that can't be trained is told of before anything else starts."""
+    dtype = getattr(torch, config.trainer.dtype)
+    if world.size > 1 or dtype != torch.float32:
+        _shard(model, world, dtype)
+    else:
+        model.to(world.device)
     with torch.no_grad():
         sampled_logits(model, pack([], [], world.device), temperature=1.0)
-    model.reshard()
+    reshard(model)
     return model
 
 
-def shard(model: PreTrainedModel, world: World, dtype: torch.dtype) -> None:
+def is_sharded(model: PreTrainedModel) -> bool:
+    return isinstance(model, FSDPModule)
+
+
+def reshard(model: PreTrainedModel) -> None:
+    """To be called after forwards without a backward: FSDP keeps the root's weights whole until then."""
+    if is_sharded(model):
+        model.reshard()
+
+
+def _shard(model: PreTrainedModel, world: World, dtype: torch.dtype) -> None:
     mesh = init_device_mesh(world.device.type, (world.size,))
     policy = MixedPrecisionPolicy()
     if dtype != torch.float32:

@@ -1,7 +1,7 @@
 """A bare torch training loop, to measure the trainer against. Owns nothing that trains a run.
 
 Forward, clipped loss, backward, clipping and AdamW on micro-batches that are packed already, with the same attention:
-what is left out is everything else (shards, advantages, packing, metrics, digests).
+what is left out is everything else (advantages, packing, metrics, digests).
 """
 
 from __future__ import annotations

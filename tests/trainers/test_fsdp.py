@@ -9,6 +9,7 @@ from transformers import Gemma2Config, LlamaConfig, MistralConfig, PretrainedCon
 
 from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers.fsdp import FsdpTrainer
+from rollart_hpc.trainers.lora import full_tensor
 from rollart_hpc.trainers.world import World
 from rollart_hpc.types import OBSERVED, Sample, TokenRecord, TrainGroup
 from tests.trainers.plain import PlainTrainer, make_config, make_groups, make_model, make_record
@@ -31,7 +32,7 @@ VARIANTS = {
 def gradients(trainer: FsdpTrainer) -> dict[str, torch.Tensor]:
     """Summed, not yet divided."""
     trainer._add_up()
-    return {n: p.grad.full_tensor().clone() for n, p in trainer._model.named_parameters() if p.grad is not None}
+    return {n: full_tensor(p.grad).clone() for n, p in trainer._model.named_parameters() if p.grad is not None}
 
 
 def weights(trainer: FsdpTrainer) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from rollart_hpc.errors import UserError
 from rollart_hpc.trainers.fsdp import FsdpTrainer
-from rollart_hpc.trainers.lora import is_adapter
+from rollart_hpc.trainers.lora import full_tensor, is_adapter
 from rollart_hpc.trainers.world import World
 from tests.trainers.plain import make_config, make_groups, make_model, make_record
 
@@ -31,7 +31,7 @@ def weights(trainer: FsdpTrainer) -> dict[str, torch.Tensor]:
 
 
 def adapters(trainer: FsdpTrainer) -> dict[str, torch.Tensor]:
-    return {name: p.full_tensor() for name, p in trainer._model.named_parameters() if p.requires_grad}
+    return {name: full_tensor(p) for name, p in trainer._model.named_parameters() if p.requires_grad}
 
 
 @pytest.mark.parametrize("targets", ["all-linear", "q_proj, down_proj"])
@@ -53,14 +53,14 @@ def test_fresh_adapters_change_nothing_and_training_changes_adapters_only(model_
     trainer = FsdpTrainer(make_config(**LORA), model_dir, world)
     base = FsdpTrainer(make_config(), model_dir, world)
     assert trainer.digest == base.digest
-    frozen = {n: p.full_tensor().clone() for n, p in trainer._model.named_parameters() if not p.requires_grad}
+    frozen = {n: full_tensor(p).clone() for n, p in trainer._model.named_parameters() if not p.requires_grad}
     trainer.accumulate(make_groups(0))
     result = trainer.step()
     assert result.digest != result.parent_digest and result.metrics["grad_norm"] > 0
     for name, parameter in trainer._model.named_parameters():
         assert is_adapter(name) == parameter.requires_grad
         if not parameter.requires_grad:
-            assert torch.equal(parameter.full_tensor(), frozen[name])
+            assert torch.equal(full_tensor(parameter), frozen[name])
 
 
 def test_exported_weights_give_the_log_probs_of_the_trainer(model_dir: Path, world: World, tmp_path: Path) -> None:

@@ -72,6 +72,21 @@ def test_a_checkpoint_of_two_ranks_is_loaded_by_three(model_dir: Path, tmp_path:
     assert gone_on[0]["digest"] == straight[0]["digest"]
 
 
+def test_a_checkpoint_of_two_ranks_is_loaded_by_one_and_the_other_way_round(model_dir: Path, tmp_path: Path) -> None:
+    """One rank alone holds whole tensors, two hold shards."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    job = {"model": str(model_dir), "chunks": [5], "steps": 1}
+    run(2, tmp_path, "two", save=str(first), **job)
+    (one,) = run(1, tmp_path, "one", load=str(first), save=str(second), **job)
+    straight = run(2, tmp_path, "straight", **job | {"steps": 3})
+    back = run(2, tmp_path, "back", load=str(second), **job)
+    assert (one["version"], back[0]["version"]) == (2, 3)
+    for a, b in zip(one["metrics"] + back[0]["metrics"], straight[0]["metrics"][1:], strict=True):
+        assert a == pytest.approx(b, rel=1e-4, abs=1e-5)
+    for name, tensor in weights(tmp_path, "straight").items():
+        torch.testing.assert_close(tensor, weights(tmp_path, "back")[name], atol=2e-5, rtol=1e-4)
+
+
 def test_all_ranks_refuse_a_checkpoint_that_one_finds_damaged(model_dir: Path, tmp_path: Path) -> None:
     job = {"model": str(model_dir), "chunks": [5]}
     run(2, tmp_path, "saved", steps=1, save=str(tmp_path / "ckpt"), **job)
