@@ -247,7 +247,7 @@ class WeightsConfig:
     bucket_bytes: int = key(1 << 30, "size of a bucket", low=1024)
     deadline_s: float = key(60.0, "a bucket that takes longer breaks the collective", low=0.1)
     cpus: int = key(1, "CPUs of a relay on a cluster", low=1)
-    memory_gb: float = key(1.0, "memory of a relay on a cluster: two versions of the weights lie in it", low=0)
+    memory_gb: float = key(1.0, "memory of a relay on a cluster: three versions of the weights lie in it", low=0)
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """A version while it is being written. Owns temporary directories and the errors of a full store; knows no tensors.
 
 A draft is a directory `tmp-*` whose writer holds a lock on it (the store is local to a node, so flock works), which
-tells a draft in the making from the leftovers of a killed process. Bytes are written, not mapped: running out of
-memory is then an error of this call instead of a SIGBUS later.
+tells a draft in the making from the leftovers of a killed process. Bytes are written, or mapped where memory is set
+aside already: running out of it is then an error of this call instead of a SIGBUS later.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import xxhash
 
 from rollart_hpc.errors import SiteError
 from rollart_hpc.weights.layout import ALIGNMENT
+from rollart_hpc.weights.spares import Mapped, Spares
 
 _PADDING = bytes(ALIGNMENT)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -31,8 +32,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class Draft:
     """Use as a context: what is not committed at its end is removed."""
 
-    def __init__(self, parent: Path, name: str) -> None:
+    def __init__(self, parent: Path, name: str, spares: Spares) -> None:
         self.target = parent / name
+        self._spares = spares
+        self._mapped: dict[str, Mapped] = {}
         with explained(parent):
             hidden = Path(tempfile.mkdtemp(prefix=".", dir=parent))
             self._lock = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -52,14 +55,11 @@ class Draft:
                 os.close(fd)
 
     def allocate(self, file: str, num_bytes: int) -> mmap.mmap:
-        """A new file, mapped for writing, with all its memory set aside."""
+        """A file, mapped for writing, with all its memory set aside: a spare one, or else a new one."""
         with explained(self.directory):
-            fd = os.open(self.directory / file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(fd, 0, num_bytes)
-                return mmap.mmap(fd, num_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)  # no page fault per 4 KiB later
-            finally:
-                os.close(fd)
+            mapped = self._spares.take(file, num_bytes, self.directory) or self._new(file, num_bytes)
+        self._mapped[file] = mapped
+        return mapped.memory
 
     def commit(self, file: str, data: bytes) -> None:
         """Write the last file and make everything visible. A version of the same name is replaced."""
@@ -71,6 +71,7 @@ class Draft:
             shutil.rmtree(aside, ignore_errors=True)
         else:
             self.directory.rename(self.target)
+        self._spares.keep(self.target, self._mapped)
 
     def __enter__(self) -> Self:
         return self
@@ -78,6 +79,15 @@ class Draft:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
         os.close(self._lock)
+
+    def _new(self, file: str, num_bytes: int) -> Mapped:
+        fd = os.open(self.directory / file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, num_bytes)
+            memory = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)  # no page fault per 4 KiB later
+            return Mapped(memory, os.fstat(fd).st_ino)
+        finally:
+            os.close(fd)
 
 
 class DraftFile:

@@ -3,7 +3,8 @@
     python -m rollart_hpc.weights.measure DIRECTORY TOTAL_BYTES BUCKET_BYTES PAIRS [RANK]
 
 Two processes run it: with a RANK over gloo, without one as the ranks of an MPI world. Rank 0 holds the weights, and
-prints a line of JSON with the seconds of every pair. Forming the group is left out on both sides.
+prints a line of JSON with the seconds of every pair. Forming the group is left out on both sides, and so are the first
+versions: from the fourth on a relay receives into the memory of one that it pruned, as in a run.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from rollart_hpc.weights.mpi import World
 from rollart_hpc.weights.relay import Relay
 from rollart_hpc.weights.store import NodeStore
 from rollart_hpc.weights.transfer import open_rendezvous
-from rollart_hpc.wire.messages import Held, Message, TransferJoin, TransferOffer, TransferReady, TransferSent
+from rollart_hpc.wire.messages import Adopt, Held, Message, TransferJoin, TransferOffer, TransferReady, TransferSent
 
 HOST = "127.0.0.1"
 DEADLINE_S = 120.0
-ID = WeightsId(1, 1)
+FRESH_VERSIONS = 3  # two that stay, and one that comes before the first of them is pruned
 TENSOR_BYTES = 8 << 20
 M = TypeVar("M", bound=Message)
 
@@ -41,28 +42,32 @@ class Bench:
         self.world = World("bench", DEADLINE_S) if rank is None else None
         self.rank = self.world.rank if self.world is not None else int(rank or 0)
         self.total, self.bucket, self._directory = total, bucket, directory
-        self._epoch = 0
+        self._epoch = self._version = 0
         self._told: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.store = NodeStore(directory / "store", f"node-{self.rank}")
         self._relay = Relay(self.store, HOST, DEADLINE_S, self._told.put, Tracer(None, "bench"), self.world)
         self._buffer = torch.zeros(total, dtype=torch.uint8)
-        if self.rank == 0:
-            tensor = torch.arange(TENSOR_BYTES // 4, dtype=torch.float32)
-            self.store.write(ID, ((f"t{i}", tensor + i) for i in range(total // TENSOR_BYTES)), bucket)
-            self._relay.announce()  # adopted: verified once
-            self._hear(Held)
 
     def ours(self) -> float:
-        """From the offer's first byte until the target holds all of it, verified."""
+        """A new version, from the offer's first byte until the target holds all of it, verified."""
         self._epoch += 1
+        self._version += 1
+        weights_id = WeightsId(1, self._version)
         if self.rank == 0:
-            self._relay.handle(TransferOffer(self._epoch, *ID, 2))
+            self._write(weights_id)
+            self._relay.handle(TransferOffer(self._epoch, *weights_id, 2))
             ready = self._hear(TransferReady)
             self._publish(ready.port)
             return self._hear(TransferSent).seconds
-        self.store.discard(ID)
-        self._relay.handle(TransferJoin(self._epoch, *ID, 1, 2, HOST, self._meet()))
+        self._relay.handle(TransferJoin(self._epoch, *weights_id, 1, 2, HOST, self._meet()))
         return self._hear(Held).seconds
+
+    def _write(self, weights_id: WeightsId) -> None:
+        """As a trainer on the source's node; its relay verifies it."""
+        tensor = torch.full((TENSOR_BYTES // 4,), float(weights_id.version))
+        self.store.write(weights_id, ((f"t{i}", tensor) for i in range(self.total // TENSOR_BYTES)), self.bucket)
+        self._relay.handle(Adopt(*weights_id))
+        self._hear(Held)
 
     def raw(self) -> float:
         """The same bytes, in pieces of the same size, between memory that is there already."""
@@ -76,10 +81,10 @@ class Bench:
             return time.monotonic() - start_s
 
     def checksum(self) -> float:
-        """One pass over the bytes."""
-        start_s = time.monotonic()
+        """One pass over the bytes: time of the CPU, so that it can't be more than it takes of a transfer."""
+        start_s = time.thread_time()
         xxhash.xxh3_64_hexdigest(raw_bytes(self._buffer))
-        return time.monotonic() - start_s
+        return time.thread_time() - start_s
 
     def collective(self) -> str:
         self._epoch += 1
@@ -119,7 +124,9 @@ class Bench:
 def main(directory: str, total: str, bucket: str, pairs: str, rank: str | None = None) -> None:
     bench = Bench(Path(directory), int(total), int(bucket), None if rank is None else int(rank))
     collective = bench.collective()
-    bench.raw(), bench.ours()  # connections and pages that only the first one makes
+    bench.raw()
+    for _ in range(FRESH_VERSIONS):
+        bench.ours()
     raw: list[float] = []
     ours: list[float] = []
     checksum: list[float] = []

@@ -4,7 +4,7 @@
     TransferOffer  send a version to other nodes, in a thread       -> TransferReady, then TransferSent | TransferFailed
     TransferJoin   receive a version into the store, in a thread    -> Held | TransferFailed
 
-The newest two versions stay, and whatever is being sent.
+The newest two versions stay, and whatever is being sent. Memory of the one before them is kept for the next.
 """
 
 from __future__ import annotations

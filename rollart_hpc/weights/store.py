@@ -3,7 +3,8 @@
     <RunDir.store_root>/<node>/v<attempt>-<version>/{manifest.json, bucket_0.bin, bucket_1.bin, ...}
 
 A version appears by one rename when it is complete, so a reader never sees half of it. Readers map the buckets and
-check their checksums before they hand out a tensor; a version pruned while it is mapped stays readable.
+check their checksums before they hand out a tensor; a version pruned while it is mapped stays readable. One that nobody
+reads leaves its memory to the next (`spares`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.digest import Digest, dtype_name, raw_bytes
 from rollart_hpc.weights.draft import Draft, DraftFile, sweep
 from rollart_hpc.weights.layout import BadWeights, BucketInfo, Manifest, Packer, TensorInfo
+from rollart_hpc.weights.spares import Spares, hold
 
 MANIFEST = "manifest.json"
 OWNER = "owner"
@@ -47,11 +49,11 @@ class NodeStore:
             raise SiteError(f"node name {node!r} can't be a directory name", "use letters, digits, '.', '-' and '_'")
         self.root = root
         self.directory = root / node
+        self._spares = Spares()
 
     def write(self, weights_id: WeightsId, named: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> Manifest:
         """Write all tensors and make them visible at once. Holds one tensor at a time."""
-        self._ensure()
-        with Draft(self.directory, version_dir(weights_id)) as draft:
+        with self.draft(weights_id) as draft:
             buckets, digest = _write_buckets(draft, named, bucket_bytes)
             manifest = Manifest(weights_id.attempt, weights_id.version, digest, buckets)
             draft.commit(MANIFEST, manifest.encode())
@@ -60,7 +62,7 @@ class NodeStore:
     def draft(self, weights_id: WeightsId) -> Draft:
         """For buckets that come from elsewhere; the caller commits."""
         self._ensure()
-        return Draft(self.directory, version_dir(weights_id))
+        return Draft(self.directory, version_dir(weights_id), self._spares)
 
     def open(self, weights_id: WeightsId) -> StoredWeights:
         return StoredWeights(self.directory / version_dir(weights_id), weights_id)
@@ -77,11 +79,14 @@ class NodeStore:
         versions = self.versions()
         doomed = [v for v in versions[: max(0, len(versions) - keep)] if v not in in_use]
         for weights_id in doomed:
-            self.discard(weights_id)
+            if not self._spares.retire(self.directory / version_dir(weights_id)):
+                self.discard(weights_id)
+        self._spares.drop_lost()
         sweep(self.directory)
         return doomed
 
     def discard(self, weights_id: WeightsId) -> None:
+        self._spares.forget(self.directory / version_dir(weights_id))
         shutil.rmtree(self.directory / version_dir(weights_id), ignore_errors=True)
 
     def claim(self, owner: str) -> None:
@@ -99,6 +104,7 @@ class NodeStore:
 
     def remove(self) -> None:
         """Remove the node's part, and the root with the last node."""
+        self._spares.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
         with contextlib.suppress(OSError):
             self.root.rmdir()
@@ -178,6 +184,7 @@ def _map(directory: Path, index: int, info: BucketInfo) -> torch.Tensor:
     """The bucket's bytes. Private mapping: nothing is copied, and a reader that writes can't harm the store."""
     path = directory / bucket_name(index)
     with path.open("rb") as file:
+        hold(file, path)
         size = os.fstat(file.fileno()).st_size
         if size != info.num_bytes:
             raise BadWeights(f"{path} has {size} bytes, expected {info.num_bytes}")

@@ -17,7 +17,7 @@ def test_relays_against_the_bare_collective_and_an_install_against_memcpy() -> N
     settings = weights.Settings(collectives, total_mb=32, bucket_mb=16, pairs=1)
     rows, exposed = weights.bench_weights(settings, lambda _: None)
     assert [row.collective for row in rows] == list(collectives)
-    assert all(row.ratio_to_raw > 0 and row.checksum_share > 0 for row in rows)
+    assert all(row.ratio_to_raw > 0 and row.ratio_less_checksum > row.ratio_to_raw for row in rows)
     told = json.loads(weights.as_json(settings, rows, exposed))
     assert {"ratio_to_raw", "exposed_to_memcpy", "rows"} <= set(told) and exposed.rebuild_ms > 0
     assert "gloo" in weights.table(rows, exposed)
