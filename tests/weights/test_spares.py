@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -166,16 +165,17 @@ def test_a_version_that_another_process_replaced_is_not_used_again(store: NodeSt
     assert values(store.open(WeightsId(1, 2))) == {2.0}
 
 
-def test_spares_of_a_dead_relay_are_swept(store: NodeStore, source: NodeStore) -> None:
-    def relay(root: Path) -> None:
-        mine = NodeStore(root, "node-0")
-        receive(mine, source, 1)
-        mine.prune(0)
-        os._exit(0)
+def _leave_a_spare(root: Path) -> None:
+    mine = NodeStore(root, "node-0")
+    receive(mine, NodeStore(root, "source"), 1)
+    mine.prune(0)
+    os._exit(0)
 
-    child = multiprocessing.get_context("fork").Process(target=relay, args=(store.root,))
-    child.start()
-    child.join(PATIENCE_S)
+
+def test_spares_of_a_dead_relay_are_swept(store: NodeStore) -> None:
+    relay = context.Process(target=_leave_a_spare, args=(store.root,))
+    relay.start()
+    relay.join(PATIENCE_S)
     assert len(list(store.directory.iterdir())) == 1
     store.prune(2)
     assert list(store.directory.iterdir()) == []
