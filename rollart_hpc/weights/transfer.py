@@ -119,19 +119,6 @@ class Sending:
         self.group.broadcast(torch.frombuffer(data, dtype=torch.uint8).to(self.group.device))
 
 
-@dataclass
-class _Arrived:
-    """A bucket whose checksum is being verified."""
-
-    info: BucketInfo
-    raw: torch.Tensor
-    checked: Future[None]
-
-    def verified(self) -> tuple[BucketInfo, torch.Tensor]:
-        self.checked.result()
-        return self.info, self.raw
-
-
 class _Room:
     """Buffers for buckets, each made in a thread while the one before it fills. Making one costs a pass over it."""
 
@@ -188,24 +175,25 @@ class Receiving:
 
         While one is verified and used the next one travels, so two buffers are in use at a time.
         """
-        with (
-            ThreadPoolExecutor(1, thread_name_prefix="checksum") as checker,
-            _Room(allocate, [info.num_bytes for info in self._opening.buckets]) as room,
-        ):
-            arrived: _Arrived | None = None
+        with _Room(allocate, [info.num_bytes for info in self._opening.buckets]) as room:
+            arrived: torch.Tensor | None = None
             for info in self._announced():
                 info.check()
                 raw = room.take(len(self._infos), info.num_bytes)
                 if info.num_bytes:
                     self.group.start_broadcast(raw)
                 if arrived is not None:
-                    yield arrived.verified()
+                    yield self._verified(arrived)
                 self.group.finish()
-                where = f"bucket {len(self._infos)} of the transfer"
-                arrived = _Arrived(info, raw, checker.submit(check_bucket, info, raw, where))
                 self._infos.append(info)
+                arrived = raw
             if arrived is not None:
-                yield arrived.verified()
+                yield self._verified(arrived)
+
+    def _verified(self, raw: torch.Tensor) -> tuple[BucketInfo, torch.Tensor]:
+        """The bucket that arrived last."""
+        check_bucket(self._infos[-1], raw, f"bucket {len(self._infos) - 1} of the transfer")
+        return self._infos[-1], raw
 
     def _announced(self) -> Iterator[BucketInfo]:
         """Each bucket to come: its bytes are to be received before the next one is asked for."""
