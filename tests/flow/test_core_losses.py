@@ -1,0 +1,124 @@
+"""The core by example: what is lost, and what becomes of it."""
+
+from __future__ import annotations
+
+from rollart_hpc.flow import events as ev
+from rollart_hpc.flow.policy import TaskPolicy
+from rollart_hpc.types import WeightsId
+from tests.flow.scene import Scene
+
+
+def test_a_lost_engine_costs_one_turn():
+    scene = Scene(engines=(("e0", "compute"), ("e1", "compute")))
+    play = scene.take(ev.Play)[0]
+    home = scene.turn(play).engine
+    scene.do(ev.TurnWanted(play.trajectory, 0, 1))
+    scene.do(ev.Lost(home))
+    (again,) = scene.take(ev.AskAgain)
+    assert (again.trajectory, again.turn) == (play.trajectory, 1)
+    assert scene.turn(play, turn=1).engine != home
+
+
+def test_a_lost_env_worker_costs_its_trajectories_and_late_answers_are_superseded():
+    scene = Scene(env_slots=1)
+    (play,) = scene.take(ev.Play)
+    scene.do(ev.Joined("env-2", "env", capacity=1), ev.Lost("env"))
+    again = scene.take(ev.Play)
+    assert play.trajectory in [p.trajectory for p in again] or scene.core.plays.all[play.trajectory].issue == 1
+    scene.do(ev.TurnWanted(play.trajectory, play.issue, 0))
+    assert scene.core.tally.dropped["superseded"] == 1
+    assert scene.core.tally.dropped["env_worker_lost"] == 1
+
+
+def test_a_lost_reward_worker_is_scored_elsewhere_and_once():
+    scene = Scene()
+    play = scene.take(ev.Play)[0]
+    scene.turn(play)
+    scene.do(ev.Ended(play.trajectory, 0, "done", 1))
+    scene.do(ev.Joined("reward-2", "reward", capacity=1), ev.Lost("reward"))
+    assert scene.take(ev.Score)[-1].worker == "reward-2"
+    scene.do(ev.Scored(play.trajectory, 0, 1.0, True), ev.Scored(play.trajectory, 0, 0.0, False))
+    assert scene.core.tally.tasks["a"].trajectories == 1
+    assert scene.core.tally.dropped["superseded"] == 1
+
+
+def test_a_lost_trainer_gives_its_groups_back():
+    scene = Scene()
+    scene.do(ev.BatchWanted(0))
+    for group in scene.groups()[:2]:
+        for play in group:
+            scene.finish(play)
+    scene.do(ev.Lost("trainer"), ev.Joined("trainer", "trainer", attempt=2, version=0))
+    scene.publish(0, attempt=2)
+    scene.take(ev.SendChunk)
+    scene.do(ev.BatchWanted(0))
+    (chunk,) = scene.take(ev.SendChunk)
+    assert chunk.last and len(chunk.groups) == 2
+
+
+def test_what_began_on_a_rolled_back_version_is_dropped():
+    scene = Scene()
+    scene.do(ev.BatchWanted(0))
+    early = scene.groups()
+    for play in [p for group in early[:2] for p in group]:
+        scene.finish(play)
+    scene.do(ev.Committed(1))
+    scene.publish(1)
+    late = scene.groups()[0]
+    scene.turn(early[2][0], version=0)
+    scene.turn(late[0], version=1)
+    scene.do(ev.Lost("trainer"), ev.Joined("trainer", "trainer", attempt=2, version=0))
+    assert scene.core.tally.dropped["rolled_back"] == 2
+    assert scene.core.version == 0
+    blocked = scene.do(ev.TurnWanted(early[2][0].trajectory, 0, 1))
+    assert not [c for c in blocked if isinstance(c, ev.Generate)], "engines must install again before they generate"
+
+
+def test_a_task_whose_resets_fail_is_set_aside_and_the_run_goes_on():
+    scene = Scene(tasks={"a": TaskPolicy(1), "b": TaskPolicy(1)}, quarantine_after=3)
+    play = next(p for p in scene.take(ev.Play) if p.task == "a")
+    for issue in range(3):
+        scene.do(ev.Ended(play.trajectory, issue, "reset_failed"), ev.Tick(100.0 * (issue + 1)))
+    assert scene.core.tally.tasks["a"].quarantined
+    assert not scene.core.stopped
+    assert {g.task for g in scene.core.groups.values()} == {"b"}
+
+
+def test_when_all_tasks_are_set_aside_the_run_fails():
+    scene = Scene(quarantine_after=2)
+    play = scene.take(ev.Play)[0]
+    for issue in range(2):
+        scene.do(ev.Ended(play.trajectory, issue, "reset_failed"), ev.Tick(100.0 * (issue + 1)))
+    assert scene.core.stopped == "failed"
+
+
+def test_an_engine_without_room_fails_the_trajectory_not_the_run():
+    scene = Scene()
+    play = scene.take(ev.Play)[0]
+    scene.do(ev.TurnWanted(play.trajectory, 0, 0))
+    (request,) = scene.take(ev.Generate)
+    scene.do(ev.Generated(request.request, -1, -1))
+    assert scene.core.tally.dropped["no_room"] == 1
+    assert scene.core.plays.all[play.trajectory].issue == 1
+
+
+def test_a_version_that_no_relay_could_adopt_is_published_again():
+    scene = Scene(direct=False)
+    scene.do(ev.Joined("relay", "relay"))
+    scene.take(ev.Adopt)
+    scene.do(ev.TransferFailed(0, "relay"), ev.Tick(1.0))
+    assert [c.weights for c in scene.take(ev.PublishAgain)] == [WeightsId(1, 0)]
+    scene.do(ev.Published(WeightsId(1, 0)))
+    assert [c.weights for c in scene.take(ev.Adopt)] == [WeightsId(1, 0)]
+
+
+def test_a_relay_whose_copy_is_bad_gets_one_from_another_relay():
+    newest = WeightsId(1, 0)
+    scene = Scene(direct=False)
+    scene.do(ev.Joined("relay", "relay"), ev.Joined("far", "relay", node="far"))
+    scene.do(ev.Held("relay", newest), ev.Held("far", newest))
+    scene.do(ev.InstallFailed("engine-c", newest))
+    assert scene.take(ev.Adopt)[-1] == ev.Adopt("relay", newest)  # it is asked to look at its copy
+    scene.take(ev.OfferTransfer)
+    scene.do(ev.TransferFailed(0, "relay"), ev.Tick(1.0))
+    assert [c.source for c in scene.take(ev.OfferTransfer)] == ["far"] and not scene.take(ev.PublishAgain)
