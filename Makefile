@@ -29,10 +29,10 @@ lint: install-dev
 	$(BIN)/lint-imports
 
 fast: install-dev
-	$(BIN)/python .ci/tests -n 4 --dist loadfile -m "not slow"
+	$(BIN)/python .ci/tests -n 4 --dist loadfile --no-loadscope-reorder --durations 10 -m "not slow"
 
 slow: install-dev
-	$(BIN)/python .ci/tests -n 3 --dist loadfile -m slow
+	$(BIN)/python .ci/tests -n 3 --dist loadfile --no-loadscope-reorder --durations 25 -m slow
 
 acceptance: install-dev
 	$(BIN)/python tests/acceptance/run.py
