@@ -34,6 +34,7 @@ def test_preempted_and_out_of_time_to_the_same_weights(own_cluster: Cluster, tmp
     assert (status["state"], status["step"], status["attempt"]) == ("finished", STEPS, 3), disturbed.told()
     assert [start.restart for start in disturbed.begun()] == [0, 1, 2]
     assert set(status["gpu_hours"]) == {"h800", "h20"}
+    disturbed.until(disturbed.run.report.exists, "the report")
     report = disturbed.run.report.read_text()
     assert "compute = partition h800; bandwidth = partition h20; GPU-hours on h800" in report
     check_ledger(disturbed)
@@ -42,7 +43,7 @@ def test_preempted_and_out_of_time_to_the_same_weights(own_cluster: Cluster, tmp
     assert (status["state"], status["step"], status["attempt"]) == ("finished", STEPS, 1), other.told()
     check_ledger(other)
     assert disturbed.ledger()[-1]["digest"] == other.ledger()[-1]["digest"]
-    assert not disturbed.processes() and not other.processes()
+    disturbed.until(lambda: not disturbed.processes() and not other.processes(), "the end of all processes")
 
 
 def check_ledger(run: Submitted) -> None:

@@ -40,8 +40,8 @@ def test_what_would_not_run_is_refused_before_it_is_sent(accounting_cluster: Clu
     site.write_text("base: dev\nclasses: {cpu: {partition: staff}}\n")
     site.chmod(0o644)
     for words in (
-        ["add", "qos", "small", "MaxTRESPerUser=gres/gpu=2", "MaxWall=60"],
-        ["modify", "user", "alice", "set", "qos+=small"],
+        ["add", "qos", "narrow", "MaxTRESPerUser=gres/gpu=2", "MaxWall=60"],
+        ["modify", "user", "alice", "set", "qos+=narrow"],
     ):
         assert cluster.run("sacctmgr", "-i", *words).returncode == 0
 
@@ -54,9 +54,9 @@ def test_what_would_not_run_is_refused_before_it_is_sent(accounting_cluster: Clu
     said = refused("--site", str(site), "job.account=other")
     assert "partition staff: is open to group root only, you are in alice" in said
     assert "you have no association with account other (yours: dev): job.account=..." in said
-    said = refused("--site", "dev", "job.qos=small")
-    assert "QOS small: gres/gpu is limited to 2, this run needs 3" in said
-    assert "QOS small: jobs of 60 min at most, this one asks for 120: job.time_minutes=60" in said
+    said = refused("--site", "dev", "job.qos=narrow")
+    assert "QOS narrow: gres/gpu is limited to 2, this run needs 3" in said
+    assert "QOS narrow: jobs of 60 min at most, this one asks for 120: job.time_minutes=60" in said
     assert "you may not use QOS large" in refused("--site", "dev", "job.qos=large")
     assert queued(cluster) == set()
 
