@@ -58,7 +58,15 @@ def slurmctld_is_down_for_30_s_and_the_run_goes_on(run: Submitted) -> None:
     run.until(lambda: time.monotonic() - began_s > 30 and len(run.ledger()) > before, "a step without slurmctld")
     run.cluster.start_daemon("slurmctld")
     until(lambda: run.cluster.run("scontrol", "ping").stdout.count("UP"), "slurmctld")
+    # A node that dies before it has told the new slurmctld of itself is never declared dead.
+    until(lambda: not {"unknown", "*"} & {*node_states(run)}, "all nodes")
     assert run.status()["state"] == "running" and len(run.begun()) == 1
+
+
+def node_states(run: Submitted) -> list[str]:
+    """Of all nodes; "*" for one that does not answer."""
+    states = run.cluster.run("sinfo", "--noheader", "--Node", "--format=%T").stdout.split()
+    return [part for state in states for part in ([state[:-1], "*"] if state.endswith("*") else [state])]
 
 
 def a_drained_node_is_used_to_the_end(run: Submitted, host: str) -> None:
