@@ -16,9 +16,27 @@ settings.register_profile("loaded", deadline=None, suppress_health_check=[Health
 settings.load_profile("loaded")
 
 SMALL = Path(__file__).parent / "runs" / "small.yaml"
+# Files that take longest: they come first, so that no worker is left with one at the end.
+LONG = (
+    "slurm/test_requeue.py",
+    "slurm/test_failures.py",
+    "runs/test_failures.py",
+    "runs/test_weights.py",
+    "runs/test_vllm.py",
+    "slurm/test_submit.py",
+    "engines/test_vllm.py",
+    "trainers/test_megatron.py",
+    "trainers/test_ranks.py",
+    "flow/test_core_faults.py",
+)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {Path(__file__).parent / name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path, len(LONG)))
 
 
 @pytest.fixture(autouse=True)
