@@ -90,7 +90,7 @@ def test_workers_join_a_live_run_readers_follow_it_and_strangers_are_refused(run
     def said(name):
         return (tmp_path / f"{name}.out").read_text()
 
-    run.start("steps=200", "validation.plays=0")
+    run.start("steps=20000", "validation.plays=0")  # the test ends it
     run.until_step(1)
     run.until(lambda: (joined(run, "env"), joined(run, "engine")) == (2, 2), "all env workers and engines")
     with (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,4 +78,6 @@ def test_limits_are_shown_where_they_are_enforced(
     done = accounting_cluster.run(
         sys.executable, "-m", "rollart_hpc.cli", "doctor", "--site", "dev", "--no-jobs", user="alice", limit_s=LIMIT_S
     )
-    assert (done.returncode, "accounts: dev; QOS: normal" in done.stdout) == (0, True), done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = re.search(r"limits: accounts: dev; QOS: (.*)", done.stdout)  # other tests give her further ones
+    assert shown is not None and "normal" in shown[1].split(", "), done.stdout
