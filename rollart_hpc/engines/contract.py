@@ -73,7 +73,8 @@ class Counters:
 
 class Engine(Protocol):
     counters: Counters
-    device: torch.device  # where weights that come in a collective are wanted
+    device: torch.device | None  # where weights of a collective are wanted; None: processes of its own join it
+    num_ranks: int  # how many processes those are: its ranks in a collective
 
     def add(self, request: Request) -> bool:
         """Queue a request. False: the prefix is not held here; ask again with `full`."""

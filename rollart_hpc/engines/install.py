@@ -20,6 +20,7 @@ import torch
 from rollart_hpc.errors import RollartError
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.direct import DirectTarget
+from rollart_hpc.weights.groups import CPU
 from rollart_hpc.weights.store import NodeStore
 from rollart_hpc.wire.messages import Install, InstallFailed, Message, TransferFailed, TransferJoin
 
@@ -56,7 +57,10 @@ class Preparer:
     it ends by the deadline of its collective at the latest.
     """
 
-    def __init__(self, store: NodeStore, deadline_s: float, device: torch.device, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, store: NodeStore, deadline_s: float, device: torch.device | None, wake: Callable[[], None]
+    ) -> None:
+        """`device`: the engine's, see its contract."""
         self.ready: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
         self._orders: deque[tuple[Order, float]] = deque()
         self._lock = threading.Lock()
@@ -104,10 +108,11 @@ class Preparer:
     def _prepare(self, prepared: Prepared) -> None:
         source: Any
         if isinstance(prepared.order, TransferJoin):
-            source = DirectTarget(prepared.order, self._deadline_s, self._device)
-            prepared.num_bytes = lambda: source.num_bytes
+            source = DirectTarget(prepared.order, self._deadline_s, self._device or CPU)
+            if self._device is not None:
+                source.connect()
         else:
             source = self._store.open(prepared.weights_id)
             source.verify()
-            prepared.num_bytes = lambda: source.manifest.num_bytes
         prepared.named = source
+        prepared.num_bytes = lambda: source.num_bytes

@@ -55,6 +55,7 @@ class TorchEngine:
         """`max_len`: tokens of a trajectory at most. Deterministic: one request per forward, no KV of earlier turns."""
         self.runner = Runner(model_dir, config, seed)
         self.device = self.runner.device
+        self.num_ranks = 1
         self.counters = Counters()
         self.rows = Rows(self.runner.make_cache(config.kv_slots, max_len), self.counters)
         self.weights_id: WeightsId | None = None

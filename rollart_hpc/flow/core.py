@@ -105,7 +105,7 @@ class Core:
     def _joined(self, event: ev.Joined) -> None:
         if event.worker in self.workers:
             self._lost(ev.Lost(event.worker, "replaced"))
-        worker = Worker(event.worker, event.role, event.node, event.pool, event.capacity)
+        worker = Worker(event.worker, event.role, event.node, event.pool, event.capacity, event.num_ranks)
         self.workers[event.worker] = worker
         self.tally.joined[event.role] += 1
         if event.role == "engine":

@@ -23,6 +23,7 @@ class Joined:
     capacity: int = 1
     attempt: int = 1
     version: int = -1  # trainer: the version it loaded
+    num_ranks: int = 1  # engine: its places in a direct transfer
 
 
 @dataclass(frozen=True, slots=True)

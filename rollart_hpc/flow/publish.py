@@ -83,11 +83,12 @@ class Publisher:
         transfer = self.transfer
         if transfer is None or transfer.epoch != epoch:
             return
-        size = 1 + len(transfer.targets)
-        for rank, name in enumerate(transfer.targets, 1):
+        rank, size = 1, self._size(transfer.targets)
+        for name in transfer.targets:
             if self.policy.direct:
                 self.workers[name].installing = transfer.weights
             self._emit(ev.JoinTransfer(name, epoch, transfer.weights, rank, size, host, port))
+            rank += self.workers[name].num_ranks
 
     def spoiled(self, relay: Worker) -> None:
         """Its copy is bad or missing: another relay sends it one, or the trainer publishes again if none has one."""
@@ -170,7 +171,11 @@ class Publisher:
         self._epoch += 1
         self.transfer = Transfer(self._epoch, weights, source, targets, set(targets))
         self.tally.transfers += 1
-        self._emit(ev.OfferTransfer(source, self._epoch, weights, 1 + len(targets)))
+        self._emit(ev.OfferTransfer(source, self._epoch, weights, self._size(targets)))
+
+    def _size(self, targets: list[str]) -> int:
+        """Ranks of a transfer: its source, and as many of each target as have a process of their own."""
+        return 1 + sum(self.workers[name].num_ranks for name in targets)
 
     def _answered(self, name: str, weights: WeightsId) -> None:
         transfer = self.transfer

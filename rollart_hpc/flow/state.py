@@ -87,6 +87,7 @@ class Worker:
     node: str
     pool: str
     capacity: int
+    num_ranks: int = 1
     load: int = 0  # credits spent
     installed: WeightsId | None = None  # engines: acknowledged
     installing: WeightsId | None = None

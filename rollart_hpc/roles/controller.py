@@ -129,8 +129,8 @@ class Controller:
             self._silent.pop(hello.name, None)
             self.journal.joined(hello)
             role = cast(Role, hello.role)  # checked by members
-            joined = ev.Joined(hello.name, role, hello.node, hello.pool, hello.capacity, hello.attempt, hello.version)
-            self.pending.append(joined)
+            place = hello.node, hello.pool, hello.capacity
+            self.pending.append(ev.Joined(hello.name, role, *place, hello.attempt, hello.version, hello.num_ranks))
         else:
             self.journal.lost(hello, change.reason)
             if change.is_silent:

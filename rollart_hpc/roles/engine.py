@@ -8,7 +8,6 @@ import zlib
 from typing import TYPE_CHECKING
 
 from rollart_hpc.config.schema import EngineConfig
-from rollart_hpc.errors import UserError
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.roles.start import Start, connect, run_role
 
@@ -49,10 +48,6 @@ def _make_vllm(start: Start, max_len: int, seed: int) -> Engine:
         seed=seed,
         kv_directory=start.run.kv_directory if any(task.split for task in config.tasks.values()) else None,
     )
-    if config.weights.transport == "direct" and not setup.on_cpu:
-        raise UserError(
-            "weights.transport: direct does not reach vLLM's workers on GPUs", "use weights.transport: staged"
-        )
     return VllmEngine(setup, NodeStore(start.run.store_root, f"{start.node}.{start.name}"))
 
 
@@ -67,7 +62,7 @@ def main(start: Start) -> None:
     wakeup = Wakeup()
     store = NodeStore(start.run.store_root, start.node)
     preparer = Preparer(store, config.weights.deadline_s, engine.device, wakeup.set)
-    link = connect(start, capacity=capacity(config.engine))
+    link = connect(start, capacity=capacity(config.engine), num_ranks=engine.num_ranks)
     with Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
         tracer.set_offset(link.clock_offset_s)
         try:

@@ -143,23 +143,35 @@ class DirectSource:
 
 
 class DirectTarget:
-    """The engine's side: iterate for (name, tensor), which is valid until the next one is asked for.
+    """The engine's side: iterate once for (name, tensor).
 
     Raises TransferError in mid-iteration if the epoch breaks. `num_bytes` and `digest` are set at the end.
     """
 
     def __init__(self, join: TransferJoin, deadline_s: float, device: torch.device = CPU) -> None:
-        """Waits until all ranks are there: suspend the engine after this, not before."""
-        self._receiving = Receiving(join.host, join.port, join.rank, join.size, deadline_s=deadline_s, device=device)
-        wanted = WeightsId(join.attempt, join.version)
-        if self._receiving.weights_id != wanted:
-            self._receiving.group.close(failed=True)
-            raise TransferError(f"epoch {join.epoch} brings {self._receiving.weights_id}, not {wanted}")
+        self.join = join
+        self.deadline_s = deadline_s
         self.num_bytes = 0
         self.digest = ""
-        self._buffers: dict[int, torch.Tensor] = {}  # two: one is used while the other one fills
+        self._device = device
+        self._receiving: Receiving | None = None
+
+    def connect(self) -> None:
+        """Wait until all ranks are there. An engine that does this beforehand stands still for the buckets alone."""
+        join = self.join
+        receiving = Receiving(
+            join.host, join.port, join.rank, join.size, deadline_s=self.deadline_s, device=self._device
+        )
+        wanted = WeightsId(join.attempt, join.version)
+        if receiving.weights_id != wanted:
+            receiving.group.close(failed=True)
+            raise TransferError(f"epoch {join.epoch} brings {receiving.weights_id}, not {wanted}")
+        self._receiving = receiving
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self._receiving is None:
+            self.connect()
+        assert self._receiving is not None
         with self._receiving as receiving:
             for info, raw in receiving.buckets(self._allocate):
                 yield from views(info, raw)
@@ -168,9 +180,9 @@ class DirectTarget:
             receiving.acknowledge()
 
     def _allocate(self, index: int, num_bytes: int) -> torch.Tensor:
-        buffer = self._buffers.get(index % 2)
-        if buffer is None or buffer.numel() < num_bytes:
-            self._buffers.pop(index % 2, None)  # before the new one is made
-            buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self._receiving.group.device)
-            self._buffers[index % 2] = buffer
-        return buffer[:num_bytes]
+        """A new one each: vLLM keeps tensors until their layer is complete, which may be some buckets later.
+
+        One bucket is in use while the next one fills; both go with the last tensor of theirs that is kept.
+        """
+        assert self._receiving is not None
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self._receiving.group.device)

@@ -134,6 +134,10 @@ class StoredWeights:
             raise BadWeights(f"{directory} holds {self.manifest.weights_id}, not {weights_id}")
         self._verified: set[int] = set()
 
+    @property
+    def num_bytes(self) -> int:
+        return self.manifest.num_bytes
+
     def buckets(self) -> Iterator[tuple[BucketInfo, torch.Tensor]]:
         """Each bucket with its verified bytes."""
         for index, info in enumerate(self.manifest.buckets):

@@ -131,6 +131,8 @@ class Members:
             return f"attempt {hello.attempt} is over, the run is at attempt {self.fence}"
         if hello.capacity < 0:
             return f"capacity {hello.capacity}"
+        if hello.num_ranks < 1:
+            return f"num_ranks {hello.num_ranks}"
         return ""
 
     def _lose(self, name: str, reason: str, is_silent: bool = False) -> list[Joined | Lost]:

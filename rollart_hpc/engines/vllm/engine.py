@@ -21,7 +21,9 @@ from rollart_hpc.engines.contract import Counters, Finished, Request
 from rollart_hpc.engines.model import end_ids
 from rollart_hpc.engines.vllm.handles import Handle, remove_kv, usable_params
 from rollart_hpc.engines.vllm.settings import Setup, prefill_params, set_environment
+from rollart_hpc.engines.vllm.updates import from_collective, from_store
 from rollart_hpc.types import TokenRecord, WeightsId
+from rollart_hpc.weights.direct import DirectTarget
 from rollart_hpc.weights.store import NodeStore, StoredWeights
 from rollart_hpc.wire.prefix import prefix_hash
 
@@ -49,7 +51,8 @@ class VllmEngine:
 
         self._sampling = sampling
         self.counters = Counters()
-        self.device = torch.device("cpu")  # where incoming weights lie until the workers take them
+        self.device = None  # every worker joins a collective itself
+        self.num_ranks = setup.tensor_parallel
         self.weights_id: WeightsId | None = None
         self._setup = setup
         if setup.kv_directory is not None:
@@ -153,28 +156,36 @@ class VllmEngine:
         self._core.pause()
 
     def install(self, named: Iterable[tuple[str, torch.Tensor]], weights_id: WeightsId) -> None:
-        """Weights of the node's store are mapped by the workers; others are put into shared memory first."""
+        """Workers map what is in the node's store and join a collective; other weights are put into shared memory."""
         assert self._suspended
+        self.weights_id = None  # what breaks now leaves weights of two versions
         if isinstance(named, StoredWeights):
-            self._take(named, weights_id)
-            return
+            self._core.install(weights_id, from_store(named.directory, weights_id))
+        elif isinstance(named, DirectTarget):
+            self._core.install(weights_id, from_collective(named, self.num_ranks))
+            named.num_bytes = self._core.num_received_bytes()
+        else:
+            self._take_in(named, weights_id)
+        self.weights_id = weights_id
+        self._go_on()
+
+    def _take_in(self, named: Iterable[tuple[str, torch.Tensor]], weights_id: WeightsId) -> None:
         try:
             self._inbox.write(weights_id, named, _BUCKET_BYTES)
-            self._take(self._inbox.open(weights_id), weights_id)
+            stored = self._inbox.open(weights_id)
+            self._core.install(weights_id, from_store(stored.directory, weights_id))
         finally:
             self._inbox.discard(weights_id)
 
-    def _take(self, weights: StoredWeights, weights_id: WeightsId) -> None:
-        self.weights_id = None
-        waiting: list[Live] = []  # for KV of the old weights
+    def _go_on(self) -> None:
+        """All KV is gone: what is under way is prefilled again, what waited for KV of the old weights starts anew."""
+        waiting: list[Live] = []
         for live in self._live.values():
             num_done = self._core.num_done(live.request.request)
             live.num_rebuilt_tokens += num_done
             self.counters.num_prefill_tokens += num_done
             if live.takes_kv and not num_done:
                 waiting.append(live)
-        self._core.install(str(weights.directory), weights_id)
-        self.weights_id = weights_id
         for live in waiting:
             self._core.abort(live.request.request)
             self._start(live)

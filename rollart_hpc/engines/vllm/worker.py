@@ -1,14 +1,13 @@
-"""What runs inside vLLM's worker processes: installing weights from the node's shared memory.
+"""What runs inside vLLM's worker processes: installing weights from shared memory, or as a rank of a collective.
 
 vLLM imports this module in every worker (`worker_extension_cls`); importing it registers our weight transfer with
-vLLM's factory. A worker maps the buckets itself: only their path and version go through vLLM's calls.
+vLLM's factory. A worker gets the buckets itself: only where to find them goes through vLLM's calls (`updates`).
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,8 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from rollart_hpc.engines.vllm.settings import BACKEND
-from rollart_hpc.types import WeightsId
+from rollart_hpc.engines.vllm.updates import Update, open_update
+from rollart_hpc.weights.direct import DirectTarget
 from rollart_hpc.weights.store import StoredWeights
 
 _TIED = {"lm_head.weight"}
@@ -30,7 +30,13 @@ logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(
 
 
 class Extension:
-    """Mixed into vLLM's worker; it has nothing to add but this module's import."""
+    """Mixed into vLLM's worker."""
+
+    weight_transfer_engine: Any
+
+    def num_received_bytes(self) -> int:
+        """Of the last install."""
+        return int(self.weight_transfer_engine.num_bytes)
 
 
 @dataclass
@@ -39,17 +45,14 @@ class NoInit(WeightTransferInitInfo):
 
 
 @dataclass
-class StoredVersion(WeightTransferUpdateInfo):
-    """One version in shared memory, checked by the engine's process already."""
-
-    directory: str
-    attempt: int
-    version: int
+class UpdateInfo(WeightTransferUpdateInfo):
+    update: Update
 
 
-class StoreTransfer(WeightTransferEngine[NoInit, StoredVersion]):
+class RollartTransfer(WeightTransferEngine[NoInit, UpdateInfo]):
     init_info_cls = NoInit
-    update_info_cls = StoredVersion
+    update_info_cls = UpdateInfo
+    num_bytes = 0
 
     def init_transfer_engine(self, init_info: NoInit) -> None:
         pass
@@ -61,19 +64,25 @@ class StoreTransfer(WeightTransferEngine[NoInit, StoredVersion]):
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """The base class waits for an accelerator afterwards; on a CPU there is none to wait for."""
-        self.receive_weights(self.parse_update_info(update_info))
+        self.receive_weights(UpdateInfo(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: StoredVersion) -> None:
-        weights_id = WeightsId(update_info.attempt, update_info.version)
-        weights = StoredWeights(Path(update_info.directory), weights_id)
-        weights.trust()
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Half an install must not stay behind: the next one would take its tensors for its own."""
+        try:
+            self._load(open_update(update_info.update, self.device))
+        except BaseException:
+            finalize_layerwise_reload(self.model, self.model_config)
+            raise
+
+    def _load(self, weights: StoredWeights | DirectTarget) -> None:
         loaded = self.model.load_weights(iter(weights))  # type: ignore[operator]
         wanted = self._expected - _TIED if _is_tied(self.model) else self._expected
         if loaded is not None and not wanted <= loaded:
             names = sorted(wanted - loaded)
-            raise RuntimeError(f"{len(names)} tensors did not come with weights {weights_id}: {names[:3]}")
+            raise RuntimeError(f"{len(names)} tensors did not come with the weights: {names[:3]}")
+        self.num_bytes = weights.num_bytes
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -94,4 +103,4 @@ def _is_tied(model: Any) -> bool:
     return bool(getattr(getattr(model, "config", None), "tie_word_embeddings", False))
 
 
-WeightTransferEngineFactory.register_engine(BACKEND, StoreTransfer)
+WeightTransferEngineFactory.register_engine(BACKEND, RollartTransfer)
