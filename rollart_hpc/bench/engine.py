@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from rollart_hpc.bench.pairs import Pairs
 from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.errors import SiteError, UserError
@@ -57,12 +55,10 @@ class Result(Pairs):
 
     def as_json(self) -> str:
         s = self.settings
-        content = {
-            "bench": "engine", "engine": s.kind, "model": str(s.model or "tiny"), "batch": s.batch,
-            "prompt_tokens": s.prompt_tokens, "new_tokens": s.new_tokens, "ratio_to_raw": self.ratio_to_raw,
-            "tokens_per_s": self.ours, "raw_tokens_per_s": self.raw,
-        }  # fmt: skip
-        return msgspec.json.format(msgspec.json.encode(content)).decode()
+        return self.json(
+            bench="engine", engine=s.kind, model=str(s.model or "tiny"), batch=s.batch, prompt_tokens=s.prompt_tokens,
+            new_tokens=s.new_tokens,
+        )  # fmt: skip
 
     def as_text(self) -> str:
         return self.table(f"raw {self.settings.kind}")

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from rollart_hpc.bench.pairs import Pairs
@@ -51,12 +50,10 @@ class Result(Pairs):
 
     def as_json(self) -> str:
         s = self.settings
-        content = {
-            "bench": "trainer", "trainer": "fsdp", "model": str(s.model or "random"), "tokens": s.num_tokens,
-            "microbatch_tokens": s.microbatch_tokens, "ratio_to_raw": self.ratio_to_raw, "tokens_per_s": self.ours,
-            "raw_tokens_per_s": self.raw,
-        }  # fmt: skip
-        return msgspec.json.format(msgspec.json.encode(content)).decode()
+        return self.json(
+            bench="trainer", trainer="fsdp", model=str(s.model or "random"), tokens=s.num_tokens,
+            microbatch_tokens=s.microbatch_tokens,
+        )  # fmt: skip
 
     def as_text(self) -> str:
         return self.table("a bare torch loop")

@@ -118,7 +118,7 @@ class Core:
         worker = self.workers.pop(event.worker, None)
         if worker is None:
             return
-        self.tally.lost[worker.role] += 1
+        (self.tally.left if event.is_leaving else self.tally.lost)[worker.role] += 1
         self.router.engines.pop(worker.name, None)
         self.plays.lost(worker)
         if self.publisher.trainer is worker:

@@ -124,6 +124,7 @@ class Tally:
     tasks: dict[str, TaskTally] = field(default_factory=dict)
     joined: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
+    left: Counter[str] = field(default_factory=Counter)  # of their own accord
     staleness: Counter[int] = field(default_factory=Counter)  # of trained trajectories
     fallbacks: int = 0
     stray_requests: int = 0  # outside the task's own pool while that was alive: stays 0
@@ -142,7 +143,8 @@ class Tally:
 
     def snapshot(self) -> dict[str, Any]:
         """Without membership: who joined and left is the story of one controller, not of the trained chain."""
-        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("joined", "lost", "tasks")}
+        apart = ("joined", "lost", "left", "tasks")
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
         plain = {name: dict(value) if isinstance(value, Counter) else value for name, value in kept.items()}
         return plain | {"tasks": {name: task.snapshot() for name, task in self.tasks.items()}}
 

@@ -215,9 +215,9 @@ def drops(run: Run) -> str:
 
 
 def workers(run: Run) -> str:
-    rows = [[role, str(w.joined), str(w.lost), str(w.alive)] for role, w in run.status.workers.items()]
+    rows = [[role, str(w.joined), str(w.lost), str(w.left), str(w.alive)] for role, w in run.status.workers.items()]
     refused = ", ".join(f"{count} {what}" for what, count in run.status.refused.items() if count)
-    content = table(["role", "joined", "lost", "alive at the end"], rows) if rows else nothing()
+    content = table(["role", "joined", "lost", "left", "alive at the end"], rows) if rows else nothing()
     return section("Workers", f"refused at the door: {refused or 'none'}", content)
 
 

@@ -37,6 +37,7 @@ class WorkerStatus(msgspec.Struct):
     joined: int = 0
     lost: int = 0
     alive: int = 0
+    left: int = 0  # of their own accord: elastic workers without work
 
 
 class WeightsStatus(msgspec.Struct):

@@ -132,10 +132,10 @@ class Controller:
             place = hello.node, hello.pool, hello.capacity
             self.pending.append(ev.Joined(hello.name, role, *place, hello.attempt, hello.version, hello.num_ranks))
         else:
-            self.journal.lost(hello, change.reason)
+            self.journal.gone(hello, change.reason, change.is_leaving)
             if change.is_silent:
                 self._silent[hello.name] = (time.monotonic() + self.config.timeouts.silence_s, hello)
-            self.pending.append(ev.Lost(hello.name, change.reason))
+            self.pending.append(ev.Lost(hello.name, change.reason, change.is_leaving))
 
     def _tick_if_due(self) -> None:
         now = time.monotonic()

@@ -33,7 +33,7 @@ from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.wire import messages as ms
 
 STATUS_EVERY_S = 1.0
-JOINED, LOST = "worker_joined", "worker_lost"
+JOINED, LOST, LEFT = "worker_joined", "worker_lost", "worker_left"
 
 
 class Journal:
@@ -67,8 +67,8 @@ class Journal:
         detail = f"{hello.role} on {hello.node}, pid {hello.pid}"
         self.event(JOINED, hello.name, detail, role=hello.role)
 
-    def lost(self, hello: ms.Hello, reason: str) -> None:
-        self.event(LOST, hello.name, reason, role=hello.role)
+    def gone(self, hello: ms.Hello, reason: str, is_leaving: bool) -> None:
+        self.event(LEFT if is_leaving else LOST, hello.name, reason, role=hello.role)
 
     def event(self, what: str, name: str, detail: str = "", **more: str) -> None:
         self.metrics.event(what, time_s=self.time_s, name=name, detail=detail, **more)
@@ -241,12 +241,14 @@ class Journal:
 
     def _workers(self) -> dict[str, WorkerStatus]:
         alive: Counter[str] = Counter(worker.role for worker in self.core.workers.values())
-        joined, lost = (Counter(self.core.tally.joined), Counter(self.core.tally.lost))
+        tally = self.core.tally
+        joined, lost, left = Counter(tally.joined), Counter(tally.lost), Counter(tally.left)
         joined.update(self._earlier[JOINED])
         lost.update(self._earlier[LOST])
+        left.update(self._earlier[LEFT])
         joined["controller"], alive["controller"] = lost["controller"] + 1, 1
         roles = sorted({*joined, "env", "engine", "trainer", "reward"})
-        return {role: WorkerStatus(joined[role], lost[role], alive[role]) for role in roles}
+        return {role: WorkerStatus(joined[role], lost[role], alive[role], left[role]) for role in roles}
 
     def _generated_tokens(self) -> int:
         return sum(task.decode_tokens for task in self.core.tally.tasks.values())
@@ -274,14 +276,14 @@ def _means(record: ev.RecordStep) -> dict[str, dict[str, float]]:
 
 def _earlier_workers(run: RunDir) -> dict[str, Counter[str]]:
     """Who joined under earlier controllers of this run. Each of those is itself a loss, and so is all it had."""
-    found: dict[str, Counter[str]] = {JOINED: Counter(), LOST: Counter()}
+    found: dict[str, Counter[str]] = {JOINED: Counter(), LOST: Counter(), LEFT: Counter()}
     earlier = [n for n in run.attempt_numbers() if run.controller(n).exists() and not run.controller(n).is_symlink()]
     if not earlier:
         return found
     for line in metrics.of_kind(metrics.read(run.metrics), "event"):
         if line["what"] in found and "role" in line:
             found[line["what"]][line["role"]] += 1
-    found[LOST] = Counter(found[JOINED])
+    found[LOST] = found[JOINED] - found[LEFT]
     found[LOST]["controller"] = len(earlier)
     return found
 

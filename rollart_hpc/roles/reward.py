@@ -90,24 +90,25 @@ class Scorer:
         return self._functions[task](msgspec.msgpack.decode(transcript, type=Transcript), **params)
 
 
-def serve(link: Link, scorer: Scorer, tracer: Tracer, idle_s: float = math.inf, live_s: float = math.inf) -> None:
-    """Until it is told to stop, has had nothing to do for `idle_s`, or has lived for `live_s`."""
+def serve(link: Link, scorer: Scorer, tracer: Tracer, idle_s: float = math.inf, live_s: float = math.inf) -> bool:
+    """Until it is told to stop, or (True) leaves: nothing to do for `idle_s`, or having lived for `live_s`."""
     from rollart_hpc.wire.messages import ScoreWanted, Stop
 
     end_s = time.monotonic() + live_s
     while (left_s := min(idle_s, end_s - time.monotonic())) > 0:
         received = link.recv(left_s if math.isfinite(left_s) else None)
         if received is None:
-            log.info("leaving: nothing to do" if left_s == idle_s else "leaving: time is up")
-            return
+            break
         message, frames = received
         tracer.set_offset(link.clock_offset_s)
         if isinstance(message, Stop):
-            return
+            return False
         if isinstance(message, ScoreWanted):
             with tracer.timed("reward", task=message.task):
                 answer = scorer.answer(message, frames)
             link.send(answer)
+    log.info("leaving: nothing to do" if time.monotonic() < end_s else "leaving: time is up")
+    return True
 
 
 def main(start: Start) -> None:
@@ -116,10 +117,11 @@ def main(start: Start) -> None:
     config = start.config
     link = connect(start, capacity=config.reward.slots)
     with Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
+        is_leaving = False
         try:
-            serve(link, Scorer(config.tasks, config.reward.timeout_s), tracer, start.idle_s, start.live_s)
+            is_leaving = serve(link, Scorer(config.tasks, config.reward.timeout_s), tracer, start.idle_s, start.live_s)
         finally:
-            link.close()
+            link.close(is_leaving=is_leaving)
 
 
 if __name__ == "__main__":

@@ -118,8 +118,9 @@ class TorchGroup(Group):
         """Close all connections: to the others it looks like a lost peer, unless the transfer was over."""
         group, self._group = self._group, None
         self._work = None  # it holds the connections too
-        if group is not None and failed and self.device.type != "cpu":
-            group.abort()  # gloo has no abort: its connections close when the last reference goes, below
+        if group is not None and self.device.type != "cpu":
+            group.abort() if failed else group.shutdown()
+        # gloo has neither: its connections close with the last reference, below
         self._store = None
 
 

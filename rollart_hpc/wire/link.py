@@ -67,7 +67,7 @@ class Link:
         self._incoming = Wakeup()
         self._outgoing = Wakeup()
         self._welcomed = threading.Event()
-        self._bye: str | None = None
+        self._bye: Bye | None = None
         self._last_failure = "no answer"
         self._heartbeat_s = 1.0
         self._silence_s = float("inf")  # until Welcome tells
@@ -155,11 +155,11 @@ class Link:
         """Readable while messages wait, and for good once the link is closed: for selectors."""
         return self._incoming.fd
 
-    def close(self, reason: str = "done") -> None:
+    def close(self, reason: str = "done", *, is_leaving: bool = False) -> None:
         """Sends what is queued, then Bye. May be called twice."""
         if self._bye is not None:
             return
-        self._bye = reason
+        self._bye = Bye(reason, is_leaving)
         self._outgoing.set()
         self._thread.join()
         self._context.term()
@@ -218,7 +218,7 @@ class Link:
                 self._end(f"the controller has been silent for {self._silence_s:g} s")
         self._flush()
         if self.closed_reason is None:
-            self._put([messages.encode(Bye(self._bye or ""))])
+            self._put([messages.encode(self._bye or Bye(""))])
 
     def _put(self, parts: Sequence[Frame]) -> bool:
         try:

@@ -5,7 +5,7 @@ Hello       right package, attempt, role          -> Joined  (Welcome)
             a live name, the same process again   -> Lost, Joined: its connection broke, messages may be gone
             anything wrong                        -> no event (Refused, the sender exits)
 Heartbeat   -> acknowledged
-Bye, Exited -> Lost
+Bye, Exited -> Lost                              (which it is not if it says that it leaves: is_leaving)
 silence     -> Lost at the next tick
 """
 
@@ -48,6 +48,7 @@ class Lost:
     hello: Hello
     reason: str
     is_silent: bool = False  # nothing says that the process is gone
+    is_leaving: bool = False  # of its own accord: no loss
 
 
 class Members:
@@ -83,7 +84,7 @@ class Members:
         if isinstance(message, Heartbeat):
             self._router.send(name, HeartbeatAck(message.sent_s, self._clock()))
         elif isinstance(message, Bye):
-            return self._lose(name, f"said bye: {message.reason}")
+            return self._lose(name, f"said bye: {message.reason}", is_leaving=message.is_leaving)
         elif isinstance(message, Exited):
             gone = self._hellos.get(message.name)
             if gone is not None and gone.incarnation == message.incarnation:
@@ -135,7 +136,9 @@ class Members:
             return f"num_ranks {hello.num_ranks}"
         return ""
 
-    def _lose(self, name: str, reason: str, is_silent: bool = False) -> list[Joined | Lost]:
+    def _lose(
+        self, name: str, reason: str, *, is_silent: bool = False, is_leaving: bool = False
+    ) -> list[Joined | Lost]:
         del self._heard_s[name]
         self._router.forget(name)
-        return [Lost(self._hellos.pop(name), reason, is_silent)]
+        return [Lost(self._hellos.pop(name), reason, is_silent, is_leaving)]

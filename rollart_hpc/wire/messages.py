@@ -75,6 +75,7 @@ class HeartbeatAck(Message):
 
 class Bye(Message):
     reason: str
+    is_leaving: bool = False  # of its own accord, for it has nothing to do
 
 
 class Stop(Message):

@@ -79,7 +79,7 @@ def test_status_has_every_key_before_the_first_attempt(cli: Cli, run: RunDir) ->
     assert (found["state"], found["step"], found["policy_version"], found["attempt"]) == ("preparing", 0, 0, 0)
     assert {"score_first", "score_last", "trajectories", "pool_share"} <= set(found["tasks"]["lake"])
     assert found["staleness"] == {"bound": 1, "max_trained": 0, "histogram": {}} and found["dropped"] == {}
-    assert found["workers"]["engine"] == {"joined": 0, "lost": 0, "alive": 0}
+    assert found["workers"]["engine"] == {"joined": 0, "lost": 0, "alive": 0, "left": 0}
     assert {"transport", "transfers", "total_s", "exposed_s", "bytes"} <= set(found["weights"])
     assert found["weights"]["transport"] == "staged" and found["wait"] == {"get_batch_share": 0.0}
     assert "preparing, attempt 0" in cli("status", run.path).stdout

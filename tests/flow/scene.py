@@ -53,3 +53,10 @@ class Scene:
         for play in self.take(ev.Play):
             plays.setdefault(play.trajectory.rsplit(".", 1)[0], []).append(play)
         return list(plays.values())
+
+    def check_waits_for(self, weights: WeightsId, engine: str) -> None:
+        """The next trajectory's first turn is not generated before `engine` has these weights."""
+        play = self.take(ev.Play)[0]
+        asked = self.do(ev.TurnWanted(play.trajectory, 0, 0), ev.Published(weights))
+        assert not [c for c in asked if isinstance(c, ev.Generate)]
+        assert [c for c in self.do(ev.Installed(engine, weights)) if isinstance(c, ev.Generate)]

@@ -119,6 +119,7 @@ def test_weights_between_trajectories_wait_for_the_running_ones():
 def test_every_process_of_an_engine_has_a_rank_in_a_direct_transfer():
     scene = Scene()
     scene.do(ev.Joined("wide", "engine", pool="compute", num_ranks=4), ev.Joined("late", "engine", pool="bandwidth"))
+    scene.publish(0)
     scene.take(ev.OfferTransfer)
     scene.do(ev.Committed(1), ev.Published(WeightsId(1, 1)))
     (offer,) = scene.take(ev.OfferTransfer)
@@ -176,10 +177,7 @@ def test_a_trajectory_does_not_begin_on_weights_that_would_make_it_stale_before_
     for play in [p for group in scene.groups()[:2] for p in group]:
         scene.finish(play)
     scene.do(ev.Committed(1))
-    play = scene.take(ev.Play)[0]
-    assert not [c for c in scene.do(ev.TurnWanted(play.trajectory, 0, 0)) if isinstance(c, ev.Generate)]
-    scene.do(ev.Published(WeightsId(1, 1)))
-    assert [c for c in scene.do(ev.Installed("engine-c", WeightsId(1, 1))) if isinstance(c, ev.Generate)]
+    scene.check_waits_for(WeightsId(1, 1), "engine-c")
 
 
 def test_a_task_whose_complete_groups_wait_too_long_is_not_quarantined():
@@ -223,9 +221,10 @@ def test_transcripts_to_score_are_counted_unless_they_are_held_back():
         scene = Scene(rewards_last=held_back)
         play = scene.take(ev.Play)[0]
         scene.turn(play)
-        scene.do(ev.Lost("reward", "left"), ev.Ended(play.trajectory, play.issue, "done", 1))
+        scene.do(ev.Lost("reward", is_leaving=True), ev.Ended(play.trajectory, play.issue, "done", 1))
         counts = [scene.core.plays.num_to_score]
         scene.do(ev.Joined("reward-2", "reward", capacity=100))
         counts.append(scene.core.plays.num_to_score)
         scene.do(ev.Scored(play.trajectory, play.issue, 1.0, True))
         assert [*counts, scene.core.plays.num_to_score] == expected
+        assert scene.core.tally.left == {"reward": 1} and not scene.core.tally.lost

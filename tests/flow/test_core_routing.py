@@ -41,10 +41,7 @@ def test_an_engine_too_far_behind_gets_no_requests():
     for play in scene.take(ev.Play):
         scene.finish(play)
     scene.do(ev.Committed(1))
-    play = scene.take(ev.Play)[0]
-    assert not [c for c in scene.do(ev.TurnWanted(play.trajectory, 0, 0)) if isinstance(c, ev.Generate)]
-    scene.do(ev.Published(WeightsId(1, 1)))
-    assert [c for c in scene.do(ev.Installed("engine-c", WeightsId(1, 1))) if isinstance(c, ev.Generate)]
+    scene.check_waits_for(WeightsId(1, 1), "engine-c")
 
 
 def test_a_pool_whose_first_engine_is_yet_to_come_is_waited_for():

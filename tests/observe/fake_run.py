@@ -144,7 +144,7 @@ def _status(steps: int, time_s: float) -> dict[str, Any]:
         "staleness": {"bound": 1, "max_trained": 1, "histogram": {"0": 3600, "1": 1520}},
         "dropped": {"surplus": 412, "stale": 37, "engine_lost": 9, "env_crashed": 3},
         "fallbacks": 11,
-        "workers": {r: {"joined": j, "lost": lost, "alive": a} for r, (j, lost, a) in roles.items()},
+        "workers": {r: {"joined": j, "lost": lost, "alive": a, "left": 0} for r, (j, lost, a) in roles.items()},
         "weights": {"transport": "staged", "transfers": 82, "relay_transfers": 40, "failures": 1, "total_s": 9.1,
                     "exposed_s": 1.32, "bytes": 82 * 1_300_000},
         "wait": {"get_batch_share": 0.43}, "refused": {"bad_key": 1},

@@ -91,7 +91,7 @@ def test_engines_on_two_nodes_rewards_from_zero_to_zero_prologue_and_epilogue(ru
     assert len(run.hosts("h800")) == 2
     assert {node(run.run, f"engine-compute-{i}") for i in range(2)} == {"h800-0", "h800-1"}
     hired = [line for line in record.read(run.run) if isinstance(line, record.Hired)]
-    came, went = (rewards(run.run, what) for what in ("worker_joined", "worker_lost"))
+    came, went = (rewards(run.run, what) for what in ("worker_joined", "worker_left"))
     assert {line["name"] for line in came} <= {f"reward-job-{line.job}" for line in hired} and came
     last_s = [line["time_s"] for line in lines(run.run) if line["kind"] == "step"][-1]
     assert any(line["time_s"] < last_s for line in went), run.told()  # while the run went on

@@ -151,6 +151,14 @@ def test_bye_and_exit_are_losses_of_that_process_only() -> None:
     assert members.lose("env-0", "again") == []
 
 
+def test_who_leaves_because_nothing_is_to_be_done_is_not_lost() -> None:
+    members, _, _ = make()
+    reward = make_hello("reward-job-1", role="reward")
+    members.handle("reward-job-1", reward)
+    (gone,) = members.handle("reward-job-1", Bye("done", is_leaving=True))
+    assert gone == Lost(reward, "said bye: done", is_leaving=True)
+
+
 def test_messages_of_the_unknown_change_nothing() -> None:
     members, router, _ = make()
     assert members.handle("env-9", Heartbeat(0.0)) == []
