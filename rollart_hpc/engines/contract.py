@@ -73,8 +73,11 @@ class Counters:
 
 class Engine(Protocol):
     counters: Counters
-    device: torch.device | None  # where weights of a collective are wanted; None: processes of its own join it
-    num_ranks: int  # how many processes those are: its ranks in a collective
+    num_ranks: int  # its places in a collective of weights: one for each process that holds a part of the model
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where weights of a collective are wanted. None: processes of its own join it."""
 
     def add(self, request: Request) -> bool:
         """Queue a request. False: the prefix is not held here; ask again with `full`."""
