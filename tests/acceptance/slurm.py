@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.launch.slurm import record
 from rollart_hpc.observe import metrics, phases
-from tests.acceptance.drive import ROOT, Trained, table, train, write_page
+from tests.acceptance.drive import ROOT, Trained, rollart, table, train, write_page
 
+END_LIMIT_S = 10.0  # from scancel to the end of the last process
 LIMIT = 1.3  # controller start to first step, over that of a local run
 
 
@@ -46,11 +50,50 @@ def slurm(keep: Path) -> bool:
             "dev": train("quickstart", keep / "dev", site="dev"),
             "single": train("quickstart", keep / "single", site="single"),
         }
-    write_page("slurm", page(runs))
+        end_s, what_stays = scancel(keep / "cancelled")
+    write_page("slurm", [*page(runs), "", ending(end_s, what_stays)])
     if any(trained.code for trained in runs.values()):
         return False
     ratios = [first_step_s(runs[site]) / first_step_s(runs["local"]) for site in ("dev", "single")]
-    return max(ratios) <= LIMIT and all(learned(trained.status) for trained in runs.values())
+    is_clean = end_s <= END_LIMIT_S and not what_stays
+    return is_clean and max(ratios) <= LIMIT and all(learned(trained.status) for trained in runs.values())
+
+
+def scancel(run_dir: Path) -> tuple[float, list[str]]:
+    """Seconds from scancel of a running job to the end of its last process, and what is in shared memory then."""
+    rollart("submit", "quickstart", "--site", "dev", "--run-dir", str(run_dir), "steps=100000")
+    run = RunDir(run_dir)
+    while status(run_dir)["step"] < 2:
+        time.sleep(1.0)
+    (began,) = (line for line in record.read(run) if isinstance(line, record.Began))
+    began_s = time.monotonic()
+    subprocess.run(["scancel", str(began.job)], check=True)
+    while working_in(run_dir):
+        time.sleep(0.05)
+    end_s = time.monotonic() - began_s
+    while status(run_dir)["state"] != "cancelled":
+        time.sleep(0.2)
+    return end_s, sorted(path.name for path in run.store_root.glob("*"))
+
+
+def status(run_dir: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(rollart("status", str(run_dir), "--json"))
+    return found
+
+
+def working_in(directory: Path) -> list[str]:
+    """Processes of the run: all of them work in its directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (process / "cwd").readlink() == directory.resolve():
+                found.append(process.name)
+    return found
+
+
+def ending(end_s: float, what_stays: list[str]) -> str:
+    left = f"in shared memory there were still {', '.join(what_stays)}" if what_stays else "in shared memory neither"
+    return f"`scancel` of the running job: after {end_s:.1f} s no process of it was left, {left}. State: cancelled."
 
 
 def learned(status: dict[str, Any]) -> bool:
