@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.processes import server
 from tests.trainers.rank import main
-
-SERVER = multiprocessing.get_context("forkserver")  # imports torch once for all ranks of all tests
-SERVER.set_forkserver_preload(["tests.trainers.rank"])
 
 
 def run(ranks: int, tmp_path: Path, name: str, **job: Any) -> list[dict[str, Any]]:
     """What each rank reports; {} of one that did not end well."""
     job |= {"ranks": ranks, "out": str(tmp_path / name), "rendezvous": str(tmp_path / f"{name}.rendezvous")}
-    processes = [SERVER.Process(target=main, args=(job, rank)) for rank in range(ranks)]
+    processes = [server.Process(target=main, args=(job, rank)) for rank in range(ranks)]
     try:
         for process in processes:
             process.start()

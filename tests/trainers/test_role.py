@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,11 +39,9 @@ from rollart_hpc.wire.messages import (
     TransferReady,
     TransferSent,
 )
+from tests.processes import server
 from tests.trainers.hub import Controller
 from tests.trainers.plain import PlainTrainer, make_config, make_groups, make_model
-
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["tests.trainers.rank", "rollart_hpc.trainers.service", "rollart_hpc.weights.direct"])
 
 PATIENCE_S = 120.0
 M = TypeVar("M", bound=Message)
@@ -75,7 +72,7 @@ class Run:
         started = []
         for rank in range(ranks):
             arguments = [*common, "--rank", str(rank), "--name", f"trainer-{rank}"]
-            process = SERVER.Process(target=role, args=arguments, daemon=True)
+            process = server.Process(target=role, args=arguments, daemon=True)
             process.start()
             started.append(process)
         self.processes += started

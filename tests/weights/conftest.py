@@ -1,11 +1,9 @@
-"""Relays in processes of their own, driven by hand. They are forked from a server that has torch loaded: 20 ms each."""
+"""Relays in processes of their own, driven by hand."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,14 +11,11 @@ import pytest
 
 from rollart_hpc.weights.store import NodeStore
 from rollart_hpc.wire.messages import AnyMessage, Message, WhoAreYou, decode, encode
+from tests.processes import server
 
 DEADLINE_S = 30.0
 SHORT_S = 3.0  # a deadline that a test waits for
 PATIENCE_S = 120.0
-
-sys.path.append(str(Path(__file__).parents[2]))  # the children import this package's `peer`
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["rollart_hpc.weights.relay"])
 
 
 class Peer:
@@ -30,8 +25,8 @@ class Peer:
         from tests.weights.peer import main
 
         self.store, self.deadline_s = NodeStore(root, node), deadline_s
-        self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=main, args=(theirs, root, node, deadline_s), daemon=True)
+        self._pipe, theirs = server.Pipe()
+        self.process = server.Process(target=main, args=(theirs, root, node, deadline_s), daemon=True)
         self.process.start()
         theirs.close()
         assert isinstance(self.recv(), WhoAreYou)

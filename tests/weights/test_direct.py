@@ -16,8 +16,7 @@ from rollart_hpc.weights.digest import digest
 from rollart_hpc.weights.direct import DirectSource, DirectTarget, Named
 from rollart_hpc.weights.groups import TransferError
 from rollart_hpc.wire.messages import Message, TransferFailed, TransferJoin, TransferReady, TransferSent
-
-from .conftest import context
+from tests.processes import server
 
 ID = WeightsId(2, 5)
 DEADLINE_S = 30.0
@@ -144,7 +143,7 @@ def test_an_engine_killed_in_mid_transfer_fails_the_epoch_and_the_next_one_is_ri
     """Nothing is silently wrong: the survivor knows that it has no complete set, and what it gets next is right."""
     ready = offer(source, reports, 3)
     survivor = Target(ready, 1, 3)
-    victim = context.Process(
+    victim = server.Process(
         target=_die_in_mid_transfer, args=(TransferJoin(1, *ID, 2, 3, ready.host, ready.port),), daemon=True
     )
     victim.start()

@@ -19,8 +19,9 @@ from rollart_hpc.weights.spares import hold
 from rollart_hpc.weights.store import MANIFEST, NodeStore, StoredWeights, new_bucket
 from rollart_hpc.weights.transfer import Sending, open_rendezvous
 from rollart_hpc.wire.messages import Held, TransferJoin
+from tests.processes import server
 
-from .conftest import DEADLINE_S, PATIENCE_S, Peers, context
+from .conftest import DEADLINE_S, PATIENCE_S, Peers
 
 BUCKET = 4096
 NUM_BUCKETS = 3
@@ -139,8 +140,8 @@ def _read_for_ever(pipe: Connection, root: Path) -> None:
 def test_readers_in_other_processes(store: NodeStore, source: NodeStore, dies: bool) -> None:
     """One that lives keeps its version; one that was killed keeps nothing."""
     first = receive(store, source, 1)
-    pipe, theirs = context.Pipe()
-    reader = context.Process(target=_read_for_ever, args=(theirs, store.root), daemon=True)
+    pipe, theirs = server.Pipe()
+    reader = server.Process(target=_read_for_ever, args=(theirs, store.root), daemon=True)
     reader.start()
     theirs.close()
     assert pipe.poll(PATIENCE_S) and pipe.recv() == {1.0}
@@ -173,7 +174,7 @@ def _leave_a_spare(root: Path) -> None:
 
 
 def test_spares_of_a_dead_relay_are_swept(store: NodeStore) -> None:
-    relay = context.Process(target=_leave_a_spare, args=(store.root,))
+    relay = server.Process(target=_leave_a_spare, args=(store.root,))
     relay.start()
     relay.join(PATIENCE_S)
     assert len(list(store.directory.iterdir())) == 1

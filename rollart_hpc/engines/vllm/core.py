@@ -27,7 +27,7 @@ from vllm.v1.executor import Executor
 
 from rollart_hpc.engines.contract import Counters
 from rollart_hpc.engines.vllm.settings import Setup, arguments
-from rollart_hpc.engines.vllm.updates import Update
+from rollart_hpc.engines.vllm.updates import INCOMPLETE, Update
 from rollart_hpc.errors import RollartError, SiteError, UserError
 from rollart_hpc.types import WeightsId
 
@@ -99,9 +99,10 @@ class VllmCore:
         self._utility("resume_scheduler")
 
     def install(self, weights_id: WeightsId, update: Update | list[Update]) -> None:
-        """Every worker takes the version, by its own update if there is one for each.
+        """Every worker takes the version, by its own update if there is one for each: those come in a collective.
 
-        Tokens sampled from now on carry the version's number.
+        Tokens sampled from now on carry the version's number. A collective that breaks is formed again, so it is an
+        error like any other; a version that lacks something will lack it next time, so this process ends by it.
         """
         try:
             self._llm.collective_rpc("start_weight_update")
@@ -109,7 +110,9 @@ class VllmCore:
             self._llm.collective_rpc("finish_weight_update")
         except (RollartError, EngineDeadError):
             raise
-        except Exception as error:  # whatever happened in a worker's process arrives as text
+        except Exception as error:  # whatever happens in a worker's process arrives as text
+            if isinstance(update, dict) or INCOMPLETE in str(error):
+                raise
             raise SiteError(f"vLLM's workers did not take weights {weights_id}: {error}") from None
         self._llm.set_weight_version(str(weights_id.version))
 

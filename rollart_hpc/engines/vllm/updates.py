@@ -14,6 +14,7 @@ from rollart_hpc.weights.store import StoredWeights
 from rollart_hpc.wire.messages import TransferJoin
 
 Update = dict[str, Any]
+INCOMPLETE = "did not come with the weights"  # what a worker says of tensors that it lacks
 
 
 def from_store(directory: Path, weights_id: WeightsId) -> Update:

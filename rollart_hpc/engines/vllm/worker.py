@@ -20,7 +20,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from rollart_hpc.engines.vllm.settings import BACKEND
-from rollart_hpc.engines.vllm.updates import Update, open_update
+from rollart_hpc.engines.vllm.updates import INCOMPLETE, Update, open_update
 from rollart_hpc.weights.direct import DirectTarget
 from rollart_hpc.weights.store import StoredWeights
 
@@ -81,7 +81,7 @@ class RollartTransfer(WeightTransferEngine[NoInit, UpdateInfo]):
         wanted = self._expected - _TIED if _is_tied(self.model) else self._expected
         if loaded is not None and not wanted <= loaded:
             names = sorted(wanted - loaded)
-            raise RuntimeError(f"{len(names)} tensors did not come with the weights: {names[:3]}")
+            raise RuntimeError(f"{len(names)} tensors {INCOMPLETE}: {names[:3]}")
         self.num_bytes = weights.num_bytes
 
     def finish_weight_update(self) -> None:
