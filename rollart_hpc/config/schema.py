@@ -275,7 +275,11 @@ class JobConfig:
     """What a run asks of a cluster; no effect on one machine. What is empty here comes from the site file."""
 
     time_minutes: int = key(0, "time limit; 0 = the smallest limit of the partitions used", low=0)
-    signal_s: int = key(120, "so long before the time limit the run saves a checkpoint and is requeued", low=10)
+    signal_s: int = key(
+        120,
+        "so long before the time limit the run saves a checkpoint and is requeued",
+        low=10,
+    )
     account: str = key("", "account charged")
     qos: str = key("", "quality of service")
     reservation: str = key("", "reservation used")

@@ -28,6 +28,10 @@ class Place(Protocol):
         """How long the run may stay before it has to save and go."""
         ...
 
+    def save_s(self, usual_s: float) -> float:
+        """How long a checkpoint may take now that the time is up; `usual_s` where time is not limited."""
+        ...
+
     def told_to_end(self) -> None:
         """The run was asked to save and go."""
         ...
@@ -58,6 +62,9 @@ class LocalPlace:
 
     def left_s(self) -> float:
         return math.inf
+
+    def save_s(self, usual_s: float) -> float:
+        return usual_s
 
     def told_to_end(self) -> None:
         pass

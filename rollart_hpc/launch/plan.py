@@ -13,6 +13,7 @@ the I-th node of the component of that hardware class.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -27,6 +28,7 @@ from rollart_hpc.types import Role
 CONTROLLER = "controller"
 SUPERVISOR_NEEDS = Needs(cpus=1, memory_gb=1.0)  # the batch script, on the first node of the first component
 NODE = "{hardware}-{index}"
+WORK_S = 120  # a job has at least so long before it saves and goes; Slurm's signal may come a minute early
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,14 @@ def _time_minutes(config: RunConfig, site: SiteConfig, used: list[str]) -> int:
         raise UserError(
             f"no time limit: neither the run nor the classes {', '.join(used)} of site {site.name} have one",
             "say how long it may take: job.time_minutes=240, or max_minutes of a class in the site file",
+        )
+    needed = math.ceil((config.job.signal_s + WORK_S) / 60)
+    if min(known) < needed:
+        raise UserError(
+            f"a time limit of {min(known)} min leaves no time to train: the run saves a checkpoint and goes "
+            f"job.signal_s = {config.job.signal_s} s before it",
+            f"ask for {needed} min or more (job.time_minutes, max_minutes of the classes {', '.join(used)}), "
+            "or set a smaller job.signal_s",
         )
     return min(known)
 

@@ -50,7 +50,7 @@ TICK_S = 1.0  # how often the status is looked at
 WELCOME_S = 20.0  # the controller answers the supervisor within
 STOP_S = 10.0  # workers get so long to end by themselves after the controller
 TERM_S = 3.0
-DRAIN_S = 60.0  # a drained run has so long for its checkpoint
+DRAIN_S = 60.0  # a drained run has so long for its checkpoint, unless its place sets a time
 DUMP_S = 1.0
 
 Outcome = Literal["finished", "drained"]
@@ -324,10 +324,11 @@ class Supervisor:
         again = "" if self._place.is_patient else " (once more: end it now)"
         self._note(f"{cause}: saving a checkpoint, then ending the run{again}")
         self._tell(Drain("limit" if why == "limit" else "cancelled"))
-        self._after(DRAIN_S, self._drain_took_too_long)
+        drain_s = self._place.save_s(DRAIN_S) if why == "limit" else DRAIN_S
+        self._after(drain_s, partial(self._drain_took_too_long, drain_s))
 
-    def _drain_took_too_long(self) -> None:
-        self._note(f"no checkpoint within {DRAIN_S:g} s: ending every process now")
+    def _drain_took_too_long(self, drain_s: float) -> None:
+        self._note(f"no checkpoint within {drain_s:.0f} s: ending every process now")
         self._outcome = "drained"
 
     def _hear(self) -> None:

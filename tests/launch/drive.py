@@ -10,6 +10,7 @@ from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import RollartError
 from rollart_hpc.launch import crew, supervisor
+from rollart_hpc.launch.place import LocalPlace
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.process import Order
 
@@ -30,13 +31,21 @@ class Lines:
         pass
 
 
+class Limited(LocalPlace):
+    """A place where a run has the time in RUN_DIR/save_s for its checkpoint, if there is such a file."""
+
+    def save_s(self, usual_s: float) -> float:
+        path = Path(sys.argv[1]) / "save_s"
+        return float(path.read_text()) if path.exists() else usual_s
+
+
 if __name__ == "__main__":
     crew.role_command = fake_command  # type: ignore[assignment]
     supervisor.TICK_S = 0.1
     run = RunDir(sys.argv[1])
     config = read_resolved(run.config)
     try:
-        print(supervisor.Supervisor(run, config, make_plan(config), Lines()).supervise())
+        print(supervisor.Supervisor(run, config, make_plan(config), Lines(), Limited()).supervise())
     except RollartError as error:
         print(error)
         sys.exit(error.exit_code)

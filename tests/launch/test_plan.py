@@ -93,6 +93,14 @@ def test_the_time_limit_is_the_smallest() -> None:
         make_plan(config, site)
 
 
+def test_a_time_limit_leaves_time_to_train_before_the_checkpoint() -> None:
+    site = load_site("dev")
+    assert make_plan(load("quickstart", ["job.time_minutes=4"]), site).time_minutes == 4
+    with pytest.raises(UserError) as caught:
+        make_plan(load("quickstart", ["job.time_minutes=30", "job.signal_s=1800"]), site)
+    assert "job.signal_s = 1800 s" in caught.value.what and "ask for 32 min" in caught.value.fix
+
+
 def test_impossible_needs_say_what_would_fit() -> None:
     with pytest.raises(UserError) as caught:
         make_plan(load("quickstart", ["pools.bandwidth.tensor_parallel=16"]), load_site("dev"))

@@ -234,6 +234,16 @@ def test_the_second_signal_ends_it_at_once(drive: Drive) -> None:
     assert not driven.left_over(pids, ticks)
 
 
+def test_at_a_time_limit_the_place_says_how_long_a_checkpoint_may_take(drive: Drive) -> None:
+    driven = drive(small=True)
+    driven.until_all_joined()
+    (driven.run.path / "deaf").touch()
+    (driven.run.path / "save_s").write_text("1")
+    driven.process.send_signal(signal.SIGUSR1)
+    code, output = driven.wait()
+    assert code == 0 and "no checkpoint within 1 s" in output
+
+
 def test_processes_end_with_a_killed_supervisor(drive: Drive) -> None:
     driven = drive(small=True)
     driven.until_all_joined()

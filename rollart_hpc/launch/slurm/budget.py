@@ -29,6 +29,10 @@ class Budget:
     def left_s(self) -> float:
         return self._end_s - self._margin_s - time.monotonic()
 
+    def grace_s(self) -> float:
+        """What is left of the margin. Slurm's signal may come before we know of a shorter limit: never more than it."""
+        return max(0.0, self._margin_s + min(0.0, self.left_s()))
+
     def _ask_for_ever(self) -> None:
         wait_s = ASK_EVERY_S
         while True:

@@ -32,6 +32,7 @@ from rollart_hpc.launch.slurm.step import Step, WarmSteps
 
 SRUN_S = 8.0  # a step is gone so long after its srun was asked to end it
 CANCEL_S = 5.0
+AFTER_S = 40.0  # a job whose time is up needs so long after its checkpoint: ending steps, epilogues, the requeue
 QUERY_S = 10.0  # Slurm's answers; the supervisor waits for them
 
 
@@ -48,6 +49,11 @@ class SlurmPlace:
 
     def left_s(self) -> float:
         return self._budget.left_s()
+
+    def save_s(self, usual_s: float) -> float:
+        """Half of what is left if that is short."""
+        grace_s = self._budget.grace_s()
+        return max(grace_s - AFTER_S, grace_s / 2)
 
     def told_to_end(self) -> None:
         """Slurm may be about to kill this process too: what it must be told is told now, beside the checkpoint."""
