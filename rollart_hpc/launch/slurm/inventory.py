@@ -18,7 +18,11 @@ from rollart_hpc.launch.slurm.commands import Slurm
 
 Record = dict[str, str]
 _GPU = re.compile(r"(?:^|,)gpu(?::(?P<kind>[A-Za-z_][^:,(]*))?:(?P<count>\d+)")
-_UNUSABLE = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "MAINT", "POWERED_DOWN")
+_UNUSABLE = frozenset({
+    "DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE", "INVALID_REG", "MAINT", "UNKNOWN",
+})  # fmt: skip
+_SILENT = "NOT_RESPONDING"  # in words; Slurm also writes it as a star behind a state
+_MARKS = "*~#!%$@^-"  # Slurm's, behind a state
 _MB_OF_GB = 1024
 
 
@@ -146,8 +150,16 @@ def minutes(limit: str) -> int:
 
 
 def is_usable(state: str) -> bool:
-    """`IDLE+DRAIN`, `DOWN*` and the like are not."""
-    return not any(word in state.upper() for word in _UNUSABLE) and not state.endswith("*")
+    """`IDLE+DRAIN`, `DOWN*` and the like are not. One that sleeps is: Slurm wakes it for a job, silent until it is up.
+
+    >>> is_usable("IDLE+CLOUD+POWERED_DOWN"), is_usable("DOWN+CLOUD+POWERED_DOWN"), is_usable("IDLE+NOT_RESPONDING")
+    (True, False, False)
+    """
+    parts = state.upper().split("+")
+    words = {part.rstrip(_MARKS) for part in parts}
+    is_silent = _SILENT in words or any("*" in part for part in parts)
+    sleeps = any(word.startswith("POWER") for word in words)
+    return not words & _UNUSABLE and (sleeps or not is_silent)
 
 
 def _number(text: str) -> int:

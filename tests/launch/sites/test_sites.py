@@ -98,5 +98,16 @@ def test_what_slurm_prints_is_understood() -> None:
     assert gpus_of("(null)") == ("", 0)
     assert gpus_of("craynetwork:4,gpu:tesla:2") == ("tesla", 2)
     assert [minutes(text) for text in ("2-00:00:00", "01:30:00", "UNLIMITED", "infinite")] == [2880, 90, 0, 0]
-    states = ("IDLE", "MIXED", "IDLE+CLOUD", "IDLE+DRAIN", "DOWN*", "ALLOCATED+NOT_RESPONDING")
-    assert [is_usable(state) for state in states] == [True, True, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("usable", "states"),
+    [
+        (True, ("IDLE", "MIXED", "IDLE+CLOUD", "ALLOCATED+COMPLETING", "IDLE+PLANNED")),
+        (True, ("IDLE+CLOUD+POWERED_DOWN", "IDLE+POWERING_DOWN", "MIXED+CLOUD+NOT_RESPONDING+POWERING_UP", "IDLE~")),
+        (False, ("IDLE+DRAIN", "DOWN*", "DOWN*+DRAIN", "IDLE*", "ALLOCATED+NOT_RESPONDING", "IDLE+FAIL")),
+        (False, ("DOWN+CLOUD+POWERED_DOWN", "IDLE+DRAIN+POWERED_DOWN", "FUTURE", "IDLE+MAINT")),
+    ],
+)
+def test_nodes_that_sleep_are_usable_and_bad_ones_are_not(usable: bool, states: tuple[str, ...]) -> None:
+    assert [is_usable(state) for state in states] == [usable] * len(states)
