@@ -22,7 +22,7 @@ from rollart_hpc.flow.policy import policy_of
 from rollart_hpc.launch.ownership import RUNNING, read_ownership, supervisor_pid
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.slurm.queue import Queue
-from rollart_hpc.launch.slurm.record import BadNode, Ended
+from rollart_hpc.launch.slurm.record import BadNode, Ended, GoodNode
 from rollart_hpc.launch.slurm.record import read as read_records
 from rollart_hpc.launch.slurm.standing import standing
 from rollart_hpc.launch.slurm.usage import usage
@@ -122,7 +122,9 @@ def job_lines(run: RunDir, current: dict[str, Any]) -> list[str]:
             why = f": {record.reason}" if record.reason else ""
             lines.append(f"job {record.job}, start {record.restart + 1}: {record.state}{why}")
         elif isinstance(record, BadNode):
-            lines.append(f"node {record.host} is not used again: {record.reason}")
+            lines.append(f"node {record.host} is left out: {record.reason}")
+        elif isinstance(record, GoodNode):
+            lines.append(f"node {record.host} is fine again and may be used")
     for name, used in current.get("gpu_hours", {}).items():
         lines.append(f"GPU-hours on {name}: {used['given']:.3f}, of which idle {used['idle']:.3f}")
     return lines

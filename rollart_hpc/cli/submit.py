@@ -21,6 +21,7 @@ from rollart_hpc.launch.ownership import read_ownership
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.launch.slurm.follow import follow
+from rollart_hpc.launch.slurm.nodes import note_nodes
 from rollart_hpc.launch.slurm.record import bad_hosts
 from rollart_hpc.launch.slurm.record import read as read_records
 from rollart_hpc.launch.slurm.submit import Request, check_request, submit_again
@@ -64,14 +65,16 @@ def _request(loaded: Loaded, run_dir: str | None) -> Request:
 
 
 def resume_job(run: RunDir) -> int:
-    """Go on with a run whose job has ended; nodes that were found bad are left out."""
+    """Go on with a run whose job has ended; nodes that failed it and are still bad are left out."""
+    slurm = Slurm()
     config, site = read_resolved(run.config), read_site(run.site)
     if read_ownership(run).get("state") == "finished":
         raise UserError(f"{run.path} has finished all its {config.steps} steps", "start a new run")
+    note_nodes(run, slurm, (), _say)
     bad = bad_hosts(read_records(run))
     for name, own in site.classes.items():
         own.exclude = ",".join(dict.fromkeys([host for host in (site.options(name).exclude, *bad) if host]))
-    request, slurm = Request(run, config, site, make_plan(config, site)), Slurm()
+    request = Request(run, config, site, make_plan(config, site))
     check_request(request, slurm)
     print(f"job {submit_again(request, slurm, _say)} submitted")
     _next_commands(run)

@@ -16,7 +16,7 @@ def test_preempted_and_out_of_time_to_the_same_weights(own_cluster: Cluster, tmp
     """Both at once: the second run is not disturbed by what happens to the first."""
     slurm = own_cluster.slurm
     settings = (*DETERMINISTIC, VERY_SLOWLY, f"steps={STEPS}")
-    disturbed = Submitted(own_cluster, tmp_path / "a run", tiny_model).submit(*settings, ALONE, "job.signal_s=45")
+    disturbed = Submitted(own_cluster, tmp_path / "a run", tiny_model).submit(*settings, ALONE, "job.signal_s=100")
     disturbed.until_begun(1)
     other = Submitted(own_cluster, tmp_path / "other", tiny_model).submit(*settings)
 
@@ -26,7 +26,7 @@ def test_preempted_and_out_of_time_to_the_same_weights(own_cluster: Cluster, tmp
               "--time=1", "--wrap=true")  # fmt: skip
     disturbed.until_begun(2)
     disturbed.until_steps(len(disturbed.ledger()) + 1)
-    slurm.run("scontrol", "update", f"JobId={disturbed.job}", "EndTime=now+60")
+    slurm.run("scontrol", "update", f"JobId={disturbed.job}", "EndTime=now+115")
     disturbed.until_begun(3)
     slurm.run("scontrol", "update", f"JobId={disturbed.job}", "TimeLimit=60")
 

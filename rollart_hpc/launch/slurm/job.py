@@ -40,7 +40,8 @@ from rollart_hpc.launch.slurm.budget import Budget
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
 from rollart_hpc.launch.slurm.epilogue import run_epilogues
 from rollart_hpc.launch.slurm.hands import SlurmHands
-from rollart_hpc.launch.slurm.requeue import always_excluded, bad_nodes, requeue
+from rollart_hpc.launch.slurm.nodes import excluded, note_nodes
+from rollart_hpc.launch.slurm.requeue import requeue
 from rollart_hpc.launch.slurm.steps import SlurmPlace
 from rollart_hpc.launch.slurm.usage import usage
 from rollart_hpc.launch.supervisor import Supervisor, Why
@@ -161,20 +162,9 @@ class Job:
 
     def _note_bad_nodes(self) -> bool:
         """Of this start and the one before it; those known already don't count."""
-        records = record.read(self.run)
-        began = [line for line in records if isinstance(line, record.Began)][-1:]
-        hosts = {host for line in began for part in line.parts for host in part.hosts} | {
-            *self.allocation.hosts.values()
-        }
-        try:
-            found = bad_nodes(self.slurm, hosts - {*record.bad_hosts(records)})
-        except SlurmError as error:
-            self.out.say(f"the state of the nodes is not known: {error.what}")
-            return False
-        for host, reason in found.items():
-            self.out.say(f"node {host} is bad and will not be used again: {reason}")
-            record.add(self.run, record.BadNode(host, reason))
-        return bool(found)
+        began = [line for line in record.read(self.run) if isinstance(line, record.Began)][-1:]
+        before = (host for line in began for part in line.parts for host in part.hosts)
+        return note_nodes(self.run, self.slurm, {*before, *self.allocation.hosts.values()}, self.out.say)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -184,9 +174,8 @@ class Job:
             return EXIT_DRAINED
         self._note_bad_nodes()
         self._end(REQUEUED, reason)
-        exclude = [*always_excluded(self.site), *record.bad_hosts(record.read(self.run))]
         try:
-            requeue(self.slurm, self.allocation.leader, exclude, self.out.say)
+            requeue(self.slurm, self.allocation.leader, excluded(self.run, self.site), self.out.say)
         except SlurmError as error:
             self._end("drained", f"{reason}; Slurm won't requeue the job: {error.what}")
             raise SiteError(error.what, f"go on with: rollart-hpc resume {self.run.path}") from None

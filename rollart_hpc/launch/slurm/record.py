@@ -1,7 +1,7 @@
 """jobs.jsonl: what became of a run's jobs. Owns the shape of that file; asks Slurm nothing.
 
-A line is added when a job is submitted, begins, ends, is cancelled, or when a node was found bad. A job that was
-killed has no line for its end.
+A line is added when a job is submitted, begins, ends, is cancelled, or when a node was found bad or good
+again. A job that was killed has no line for its end.
 """
 
 from __future__ import annotations
@@ -68,14 +68,21 @@ class Cancelled(Line, frozen=True, tag="cancelled"):
 
 
 class BadNode(Line, frozen=True, tag="bad_node"):
-    """Jobs of this run don't go there again."""
+    """Jobs of this run don't go there as long as it is bad."""
 
     host: str
     reason: str
     time_s: float = msgspec.field(default_factory=time.time)
 
 
-Record = Union[Submitted, Hired, Began, Ended, Cancelled, BadNode]
+class GoodNode(Line, frozen=True, tag="good_node"):
+    """A bad one was repaired."""
+
+    host: str
+    time_s: float = msgspec.field(default_factory=time.time)
+
+
+Record = Union[Submitted, Hired, Began, Ended, Cancelled, BadNode, GoodNode]
 _decode = msgspec.json.Decoder(Record).decode
 
 
@@ -105,7 +112,14 @@ def is_cancelled(records: Iterable[Record]) -> bool:
 
 
 def bad_hosts(records: Iterable[Record]) -> list[str]:
-    return sorted({record.host for record in records if isinstance(record, BadNode)})
+    """Those that were bad when last looked at."""
+    bad: set[str] = set()
+    for record in records:
+        if isinstance(record, BadNode):
+            bad.add(record.host)
+        elif isinstance(record, GoodNode):
+            bad.discard(record.host)
+    return sorted(bad)
 
 
 def num_fruitless(records: Iterable[Record], step: int) -> int:

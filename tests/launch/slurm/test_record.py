@@ -33,7 +33,7 @@ def test_records_come_back_and_a_torn_line_is_left_out(run: RunDir):
     for line in written[2:]:
         record.add(run, line)
     assert record.read(run) == written
-    assert record.bad_hosts(written) == ["n1"]
+    assert record.bad_hosts(written) == ["n1"] and record.bad_hosts([*written, record.GoodNode("n1")]) == []
     assert job_ids(run) == [12] and job_names(run) == ["rollart-x"]
 
 

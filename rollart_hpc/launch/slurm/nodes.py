@@ -1,0 +1,52 @@
+"""Which nodes the jobs of a run leave out: those that failed it, as long as Slurm itself would not use them.
+
+Owns that question and its lines in jobs.jsonl; whoever submits or requeues a job asks first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.config.site import SiteConfig
+from rollart_hpc.launch.slurm import record
+from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
+
+_BAD_STATES = ("down", "drain", "fail", "unknown")
+
+
+def note_nodes(run: RunDir, slurm: Slurm, hosts: Iterable[str], say: Callable[[str], None]) -> bool:
+    """Write down which of these nodes, and of those left out so far, are bad now. Are there more than before?"""
+    left_out = {*record.bad_hosts(record.read(run))}
+    try:
+        found = bad_nodes(slurm, {*hosts} | left_out)
+    except SlurmError as error:
+        say(f"the state of the nodes is not known: {error.what}")
+        return False
+    for host in sorted(found.keys() - left_out):
+        say(f"node {host} is bad and left out until it is repaired: {found[host]}")
+        record.add(run, record.BadNode(host, found[host]))
+    for host in sorted(left_out - found.keys()):
+        say(f"node {host} is fine again and may be used")
+        record.add(run, record.GoodNode(host))
+    return bool(found.keys() - left_out)
+
+
+def bad_nodes(slurm: Slurm, hosts: Iterable[str]) -> dict[str, str]:
+    """Which of these nodes Slurm itself would not use, with the reason."""
+    listed = ",".join(sorted(set(hosts)))
+    if not listed:
+        return {}
+    fields = {"host": "%N", "state": "%T", "reason": "%E"}
+    rows = slurm.table("sinfo", fields, "--Node", "--nodes", listed)
+    found = [row for row in rows if row["state"].lower().startswith(_BAD_STATES)]
+    return {row["host"]: f"{row['state']}: {row['reason']}" for row in found}
+
+
+def excluded(run: RunDir, site: SiteConfig) -> list[str] | None:
+    """Of all components of a job that is requeued; None if nothing was ever left out beyond what its script says."""
+    records = record.read(run)
+    if not any(isinstance(line, record.BadNode) for line in records):
+        return None
+    always = [site.options(name).exclude for name in site.classes if site.options(name).exclude]
+    return sorted({*always, *record.bad_hosts(records)})
