@@ -106,7 +106,7 @@ def _limits(slurm: Slurm, settings: dict[str, str]) -> Iterator[Finding]:
         yield good("limits", "this cluster enforces none")
         return
     try:
-        limits = Limits.read(slurm, getpass.getuser())
+        limits = Limits.read(slurm, getpass.getuser(), settings.get("ClusterName", ""))
     except SlurmError as error:
         yield note("limits", f"enforced ({enforced}), but not visible: {error.what}")
         return

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.launch.plan import Component, Plan
 from rollart_hpc.launch.slurm.budget import seconds
 from rollart_hpc.launch.slurm.commands import Slurm
@@ -22,26 +23,35 @@ _SIZES = {"K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1024.0, "P": 1024.0**2
 class Limits:
     associations: list[Record]
     qos: dict[str, Record]
+    default_account: str = ""  # "": not known
 
     @classmethod
-    def read(cls, slurm: Slurm, user: str) -> Limits:
-        rows = slurm.accounts("sacctmgr", _ASSOCIATION, "show", "associations", "where", f"user={user}")
+    def read(cls, slurm: Slurm, user: str, cluster: str) -> Limits:
+        """Of this cluster: a database may serve several."""
+        mine = ("where", f"user={user}", f"cluster={cluster}")
+        rows = slurm.accounts("sacctmgr", _ASSOCIATION, "show", "associations", *mine)
+        users = slurm.accounts("sacctmgr", ("DefaultAccount",), "show", "user", "where", f"name={user}")
         levels = slurm.accounts("sacctmgr", _QOS, "show", "qos")
-        return cls(rows, {row["Name"]: row for row in levels})
+        default = users[0]["DefaultAccount"] if users else ""
+        return cls(rows, {row["Name"]: row for row in levels}, default)
 
     @property
     def accounts(self) -> list[str]:
         return sorted({row["Account"] for row in self.associations})
 
     def association(self, account: str, partition: str) -> Record | None:
-        """The one that counts for this account ("" = the user's default, which we take to be the first)."""
-        mine = [row for row in self.associations if not account or row["Account"] == account]
+        """The one that counts for this account ("" = the user's default; the first, if that one is not here)."""
+        mine = [row for row in self.associations if row["Account"] == (account or self.default_account)]
+        if not account and not mine:
+            mine = self.associations
         exact = [row for row in mine if row["Partition"] == partition]
         general = [row for row in mine if not row["Partition"]]
         return next(iter(exact or general), None)
 
 
-def exceeded(limits: Limits, association: Record, qos: str, component: Component, plan: Plan) -> Iterator[str]:
+def exceeded(
+    limits: Limits, association: Record, qos: str, component: Component, plan: Plan, site: SiteConfig
+) -> Iterator[str]:
     """Each component is a job of its own to Slurm; limits of a user or a group count all of them."""
     sources = [(f"account {association['Account']}", association)]
     if qos in limits.qos:
@@ -49,7 +59,7 @@ def exceeded(limits: Limits, association: Record, qos: str, component: Component
     for source, row in sources:
         for key in (*_OF_ONE_JOB, *_OF_ALL_JOBS):
             parts = [component] if key in _OF_ONE_JOB else plan.components
-            yield from (f"{source}: {problem}" for problem in _tres(row.get(key, ""), parts))
+            yield from (f"{source}: {problem}" for problem in _tres(row.get(key, ""), parts, site))
         wall_s = seconds(row.get("MaxWall", ""))
         if plan.time_minutes * 60 > wall_s:
             yield (
@@ -61,17 +71,17 @@ def exceeded(limits: Limits, association: Record, qos: str, component: Component
             yield f"{source}: {submit} jobs at once, this run has {len(plan.components)} components; use another QOS"
 
 
-def _tres(limit: str, parts: list[Component] | tuple[Component, ...]) -> Iterator[str]:
+def _tres(limit: str, parts: list[Component] | tuple[Component, ...], site: SiteConfig) -> Iterator[str]:
     for item in limit.split(","):
         name, _, value = item.partition("=")
-        wanted = sum(_amount(name, part) for part in parts)
+        wanted = sum(_amount(name, part, site.classes[part.hardware].gres) for part in parts)
         allowed = _number(value)
         if wanted > allowed:
             yield f"{name} is limited to {value}, this run needs {wanted:g}; ask for less, or use another QOS"
 
 
-def _amount(name: str, part: Component) -> float:
-    if name in ("gres/gpu", f"gres/gpu:{part.hardware}"):
+def _amount(name: str, part: Component, gres: str) -> float:
+    if name == "gres/gpu" or (gres and name.lower() == f"gres/gpu:{gres.lower()}"):
         return part.num_gpus
     figures = {"cpu": part.num_cpus, "node": len(part.nodes), "mem": len(part.nodes) * part.per_node.memory_gb}
     return figures.get(name, 0.0)

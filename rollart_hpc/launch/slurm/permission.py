@@ -90,11 +90,12 @@ def _time(text: str) -> str:
 
 def _accounting(slurm: Slurm, plan: Plan, config: RunConfig, site: SiteConfig) -> Iterator[str]:
     """Associations and QOS, where the cluster enforces them and lets us see them."""
-    enforced = slurm.settings().get("AccountingStorageEnforce", "none")
+    settings = slurm.settings()
+    enforced = settings.get("AccountingStorageEnforce", "none")
     if "associations" not in enforced and "limits" not in enforced and "qos" not in enforced:
         return
     try:
-        limits = Limits.read(slurm, getpass.getuser())
+        limits = Limits.read(slurm, getpass.getuser(), settings.get("ClusterName", ""))
     except SlurmError:
         return  # not visible: Slurm's own word comes with the test of the script
     for component in plan.components:
@@ -111,4 +112,4 @@ def _accounting(slurm: Slurm, plan: Plan, config: RunConfig, site: SiteConfig) -
         if qos and known and qos not in known:
             yield f"partition {component.partition}: you may not use QOS {qos} (yours: {', '.join(known)}): job.qos=..."
             continue
-        yield from exceeded(limits, association, qos, component, plan)
+        yield from exceeded(limits, association, qos, component, plan, site)
