@@ -14,6 +14,7 @@ from rollart_hpc.config.process import LOG_LINE
 from rollart_hpc.config.rundir import RunDir, open_run_dir
 from rollart_hpc.errors import UserError
 from rollart_hpc.launch.slurm.queue import Queue
+from rollart_hpc.launch.slurm.standing import Ends
 
 FOLLOW_S = 0.5
 
@@ -26,9 +27,10 @@ def logs(args: argparse.Namespace) -> int:
         raise UserError(f"no process of {run.path} is called {args.role!r}", f"there are: {_names(run)}")
     if not shown and not args.follow:
         print("no logs yet", file=sys.stderr)
-    queue = Queue(run) if is_on_cluster(run) else None
+    queue, ends = Queue(run) if is_on_cluster(run) else None, Ends()
     while args.follow:
-        is_over = read_status(run, queue)["state"] in OVER
+        state = read_status(run, queue)["state"]
+        is_over = (ends.believes(state) or queue is None) and state in OVER
         _show_new(run, args.role, readers)
         if is_over:
             break
@@ -71,9 +73,12 @@ class LogReader:
 
     def new(self) -> Iterator[tuple[str, str, str]]:
         """(time, process, line). A line without a time, such as a traceback's, belongs to the one before it."""
-        with open(self._path, "rb") as file:
-            file.seek(self._offset)
-            data = file.read()
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return  # a step that waited has become a process: its log is among the others now
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
         for line in complete.decode(errors="replace").splitlines():

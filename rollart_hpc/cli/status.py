@@ -83,7 +83,8 @@ def read_status(run: RunDir, queue: Queue | None = None) -> dict[str, Any]:
 
 
 def is_on_cluster(run: RunDir) -> bool:
-    return run.jobs.exists()
+    """By the site it was made for: there may be no job yet, or no trace of one."""
+    return run.site.exists() and read_site(run.site).launcher == "slurm"
 
 
 def _on_cluster(run: RunDir, current: dict[str, Any], owner: dict[str, Any], queue: Queue) -> dict[str, Any]:

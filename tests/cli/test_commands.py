@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rollart_hpc.cli.control import _new_proc
+from rollart_hpc.cli.logs import LogReader
 from rollart_hpc.cli.main import build_parser
 from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.rundir import RunDir
@@ -119,6 +120,16 @@ def test_logs_are_merged_in_order_of_time(cli: Cli, run: RunDir) -> None:
     assert cli("logs", run.path, "--role", "engine").stdout.count("\n") == 1
     wrong = cli("logs", run.path, "--role", "enigne")
     assert wrong.returncode == 2 and "there are: engine-compute-0, env-0" in wrong.stderr
+
+
+def test_a_log_that_moved_is_no_error(run: RunDir) -> None:
+    """As that of a step that waited for its orders."""
+    path = run.path / "engine-compute-0.log"
+    path.write_text("11-16 01:00:00.100 INFO engine-compute-0: imported\n")
+    reader = LogReader(path, "job")
+    assert len(list(reader.new())) == 1
+    path.rename(run.path / "elsewhere.log")
+    assert list(reader.new()) == []
 
 
 def test_a_reader_who_goes_away_is_no_error(run: RunDir) -> None:

@@ -10,7 +10,7 @@ from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.commands import Slurm
-from rollart_hpc.launch.slurm.queue import OVER, job_ids, job_names
+from rollart_hpc.launch.slurm.queue import job_ids, job_names, live_jobs
 
 INSIST_S = 7.0  # a job has so long to save and end before its processes are killed
 LIMIT_S = 60.0
@@ -20,7 +20,7 @@ LOOK_EVERY_S = 0.5
 def cancel_jobs(run: RunDir, slurm: Slurm, say: Callable[[str], None]) -> None:
     """Returns when Slurm has none of them any more, with all their processes gone."""
     ids, names = job_ids(run), job_names(run)
-    live = _live(slurm, ids, names)
+    live = live_jobs(slurm, ids, names)
     if not live:
         raise UserError(f"{run.path} has no job in the queue", f"see how it ended: rollart-hpc status {run.path}")
     record.add(run, record.Cancelled())
@@ -29,7 +29,7 @@ def cancel_jobs(run: RunDir, slurm: Slurm, say: Callable[[str], None]) -> None:
     if names:
         slurm.ask("scancel", f"--user={getpass.getuser()}", f"--name={','.join(names)}")
     began_s, insisted = time.monotonic(), False
-    while live := _live(slurm, ids, names):
+    while live := live_jobs(slurm, ids, names):
         waited_s = time.monotonic() - began_s
         if waited_s > LIMIT_S:
             raise SiteError(f"job {', '.join(live)} has not ended within {LIMIT_S:g} s", "cancel once more")
@@ -37,16 +37,3 @@ def cancel_jobs(run: RunDir, slurm: Slurm, say: Callable[[str], None]) -> None:
             insisted = True
             slurm.ask("scancel", "--signal=KILL", "--full", *live)
         time.sleep(LOOK_EVERY_S)
-
-
-def _live(slurm: Slurm, ids: list[int], names: list[str]) -> list[str]:
-    """Leaders of what is not over, in one question."""
-    fields = {"job": "%i", "name": "%j", "state": "%T"}
-    rows = slurm.table("squeue", fields, f"--user={getpass.getuser()}", "--states=all")
-    mine = {str(job_id) for job_id in ids}
-    leaders = [row["job"].split("+")[0] for row in rows if row["state"] not in OVER and _is_mine(row, mine, names)]
-    return list(dict.fromkeys(leaders))
-
-
-def _is_mine(row: dict[str, str], ids: set[str], names: list[str]) -> bool:
-    return row["job"].split("+")[0] in ids or row["name"] in names

@@ -236,6 +236,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--once", action="store_true", help="never requeue the job around this process")
     args = parser.parse_args(arguments)
     os.umask(0o077)  # files of a run are private to its user
+    # The time limit's signal may come when nobody waits for it. Children must not inherit that it is ignored.
+    signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
         return Job(open_run_dir(args.run_dir), args.once).carry_out()
     except RollartError as error:

@@ -6,7 +6,10 @@ down itself (`record`) stays.
 
 from __future__ import annotations
 
+import getpass
+import re
 import time
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -101,8 +104,17 @@ def job_ids(run: RunDir) -> list[int]:
 
 def job_names(run: RunDir) -> list[str]:
     """Of all jobs of the run, those of elastic workers too."""
-    lines = (line for line in record.read(run) if isinstance(line, (record.Submitted, record.Hired)))
+    lines = (line for line in record.read(run) if isinstance(line, (record.Submitting, record.Hired)))
     return list(dict.fromkeys(line.name for line in lines))
+
+
+def live_jobs(slurm: Slurm, ids: Iterable[int], names: Collection[str]) -> list[str]:
+    """Leaders of your jobs with such an id or name that are not over, in one question."""
+    fields = {"job": "%i", "name": "%j", "state": "%T"}
+    rows = slurm.table("squeue", fields, f"--user={getpass.getuser()}", "--states=all")
+    known = {str(job_id) for job_id in ids}
+    live = [(re.split(r"[+_]", row["job"])[0], row["name"]) for row in rows if row["state"] not in OVER]
+    return list(dict.fromkeys(leader for leader, name in live if leader in known or name in names))
 
 
 def words(reason: str) -> str:

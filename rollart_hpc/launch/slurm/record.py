@@ -1,7 +1,7 @@
 """jobs.jsonl: what became of a run's jobs. Owns the shape of that file; asks Slurm nothing.
 
-A line is added when a job is submitted, begins, ends, is cancelled, or when a node was found bad or good
-again. A job that was killed has no line for its end.
+A line is added before a job is submitted, and when it was, begins, ends, is cancelled, or when a node was found bad or
+good again. A job that was killed has no line for its end.
 """
 
 from __future__ import annotations
@@ -18,6 +18,13 @@ from rollart_hpc.files import append_line, mend
 
 class Line(msgspec.Struct, frozen=True, tag_field="kind"):
     pass
+
+
+class Submitting(Line, frozen=True, tag="submitting"):
+    """From now on there may be a job of this name, even if nobody learns its id."""
+
+    name: str
+    time_s: float = msgspec.field(default_factory=time.time)
 
 
 class Submitted(Line, frozen=True, tag="submitted"):
@@ -82,7 +89,7 @@ class GoodNode(Line, frozen=True, tag="good_node"):
     time_s: float = msgspec.field(default_factory=time.time)
 
 
-Record = Union[Submitted, Hired, Began, Ended, Cancelled, BadNode, GoodNode]
+Record = Union[Submitting, Submitted, Hired, Began, Ended, Cancelled, BadNode, GoodNode]
 _decode = msgspec.json.Decoder(Record).decode
 
 
@@ -107,7 +114,8 @@ def read(run: RunDir) -> list[Record]:
 
 
 def is_cancelled(records: Iterable[Record]) -> bool:
-    words = [record for record in records if isinstance(record, (Submitted, Cancelled))]
+    """A job may begin before its id is written down: what counts is that somebody set out to submit it."""
+    words = [record for record in records if isinstance(record, (Submitting, Cancelled))]
     return bool(words) and isinstance(words[-1], Cancelled)
 
 
@@ -126,7 +134,7 @@ def num_fruitless(records: Iterable[Record], step: int) -> int:
     """Starts in a row, up to the last one, that began from this same checkpoint: none of them got further."""
     count = 0
     for record in records:
-        if isinstance(record, Submitted):
+        if isinstance(record, Submitting):
             count = 0
         elif isinstance(record, Began):
             count = count + 1 if record.from_step == step else 0

@@ -6,17 +6,25 @@ over, by rollart-hpc cancel         cancelled
 over, and the supervisor told how   finished, failed, drained
 over, and nobody told               cancelled or killed, with Slurm's word
 Slurm does not answer               what was written down last
+no job was ever seen                pending: it is being submitted, or that failed
+
+Whoever looks again and again takes `killed` for the end only after a while (`Ends`): a job that Slurm is about to
+start again looks like that for a moment.
 """
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.ownership import RUNNING, read_ownership
 from rollart_hpc.launch.slurm import record
-from rollart_hpc.launch.slurm.queue import Queue, Row
+from rollart_hpc.launch.slurm.queue import Queue, Row, job_ids
 
+SURE_S = 30.0
 PENDING_STATES = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING", "RESV_DEL_HOLD")
 
 
@@ -37,6 +45,9 @@ def standing(run: RunDir, queue: Queue) -> Standing:
         return Standing("pending", _why_pending(live), rows)
     if live:
         return Standing("" if told == RUNNING else told or "starting", reason, rows)
+    if not told and not job_ids(run):
+        fix = f"if its submission failed, go on with: rollart-hpc resume {run.path}"
+        return Standing("pending", f"no job of it is known; {fix}", rows)
     if told == "finished":
         return Standing(told, reason, rows)
     said = ", ".join(dict.fromkeys(row.state for row in rows))
@@ -53,3 +64,18 @@ def _why_pending(live: list[Row]) -> str:
     starts = [row.start for row in live if row.start]
     estimated = f"; expected to start at {max(starts)}" if starts else ""
     return f"{', '.join(reasons) or 'waits'}{estimated}"
+
+
+class Ends:
+    """For a state that is looked at again and again: is it one that stays?"""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._killed_s = math.inf  # since when it has looked like that
+
+    def believes(self, state: str) -> bool:
+        if state != "killed":
+            self._killed_s = math.inf
+            return True
+        self._killed_s = min(self._killed_s, self._clock())
+        return self._clock() - self._killed_s >= SURE_S

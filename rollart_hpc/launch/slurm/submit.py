@@ -18,6 +18,7 @@ from rollart_hpc.launch.plan import Plan
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError, SlurmSilent
 from rollart_hpc.launch.slurm.permission import need_permission
+from rollart_hpc.launch.slurm.queue import job_ids, live_jobs
 from rollart_hpc.launch.slurm.script import job_name, render_script
 
 PAUSES_S = (2.0, 5.0, 10.0, 20.0)  # before the job is looked up after sbatch had no answer
@@ -59,13 +60,19 @@ class Request:
 def check_request(request: Request, slurm: Slurm) -> str:
     """Would it run? Returns Slurm's estimated start, which may be empty; raises if it would be refused."""
     need_permission(slurm, request.plan, request.config, request.site)
-    busy = find_jobs(slurm, request.name)
+    busy = _busy(request, slurm)
     if busy:
         raise UserError(
             f"job {busy[0]} of {request.run.path} is still in the queue",
             f"wait for it, or end it: rollart-hpc cancel {request.run.path}",
         )
     return test_script(request.script, slurm)
+
+
+def _busy(request: Request, slurm: Slurm) -> list[str]:
+    """Jobs of the run in the queue, also of one that was submitted by another path to its directory."""
+    names = [line.name for line in record.read(request.run) if isinstance(line, record.Submitting)]
+    return live_jobs(slurm, job_ids(request.run), [request.name, *names])
 
 
 def test_script(script: str, slurm: Slurm) -> str:
@@ -91,13 +98,18 @@ def submit_again(request: Request, slurm: Slurm, say: Say) -> int:
     """The directory exists already: a run that is resumed."""
     make_directory(request.run.job_logs)
     write_atomic(request.run.script, request.script)
-    job_id = _submit_once(request, slurm, say)
+    past = job_ids(request.run)
+    record.add(request.run, record.Submitting(request.name))
+    job_id = _submit_once(request, slurm, say, past)
     record.add(request.run, record.Submitted(job_id, len(request.plan.components), request.name))
     return job_id
 
 
-def _submit_once(request: Request, slurm: Slurm, say: Say) -> int:
-    """After a call without an answer the job may be in the queue all the same: it is looked up before the next one."""
+def _submit_once(request: Request, slurm: Slurm, say: Say, past: list[int]) -> int:
+    """After a call without an answer the job may be in the queue all the same: it is looked up before the next one.
+
+    `past`: earlier jobs of the run, which have the same name.
+    """
     said = ""
     for pause_s in (*PAUSES_S, None):
         try:
@@ -114,7 +126,7 @@ def _submit_once(request: Request, slurm: Slurm, say: Say) -> int:
         if pause_s is None:
             break
         time.sleep(pause_s)
-        found = _look_up(slurm, request.name)
+        found = _look_up(slurm, request.name, past)
         if found:
             return found
     raise SiteError(
@@ -123,11 +135,11 @@ def _submit_once(request: Request, slurm: Slurm, say: Say) -> int:
     )
 
 
-def _look_up(slurm: Slurm, name: str) -> int:
+def _look_up(slurm: Slurm, name: str, past: list[int]) -> int:
     """0 if there is no such job. No answer is no answer: then nothing may be submitted either."""
     for pause_s in (*PAUSES_S, None):
         try:
-            return next(iter(find_jobs(slurm, name, "--states=all")), 0)
+            return next((found for found in _find_jobs(slurm, name) if found not in past), 0)
         except SlurmError:
             if pause_s is None:
                 raise
@@ -135,9 +147,9 @@ def _look_up(slurm: Slurm, name: str) -> int:
     raise AssertionError
 
 
-def find_jobs(slurm: Slurm, name: str, *options: str) -> list[int]:
-    """Ids of the jobs of that name, newest first; components count as their leader."""
-    rows = slurm.table("squeue", {"id": "%i"}, f"--name={name}", f"--user={getpass.getuser()}", *options)
+def _find_jobs(slurm: Slurm, name: str) -> list[int]:
+    """Ids of all jobs of that name, newest first; components count as their leader."""
+    rows = slurm.table("squeue", {"id": "%i"}, f"--name={name}", f"--user={getpass.getuser()}", "--states=all")
     return sorted({int(re.split(r"[+_]", row["id"])[0]) for row in rows}, reverse=True)
 
 

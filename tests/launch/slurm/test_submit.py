@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rollart_hpc.cli.status import is_on_cluster, read_status
 from rollart_hpc.config.load import load, load_site
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm import submit as submitting
-from rollart_hpc.launch.slurm.commands import Slurm
-from rollart_hpc.launch.slurm.submit import Request, submit
+from rollart_hpc.launch.slurm.commands import SEPARATOR, Slurm
+from rollart_hpc.launch.slurm.submit import Request, submit, submit_again
 
 TIMED_OUT = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
 
@@ -49,8 +51,9 @@ def test_the_job_is_recorded_with_its_script(request_: Request, command, tmp_pat
     command("sbatch", f"[ \"$2\" = '{request_.run.script}' ] && echo '12;cluster'")
     assert submit(request_, Slurm(), print) == 12
     assert request_.run.script.read_text() == request_.script
-    (line,) = record.read(request_.run)
-    assert isinstance(line, record.Submitted)
+    before, line = record.read(request_.run)
+    assert isinstance(before, record.Submitting) and isinstance(line, record.Submitted)
+    assert before.name == request_.name
     assert (line.job, line.num_components, line.name) == (12, 3, request_.name)
 
 
@@ -59,6 +62,35 @@ def test_after_a_timeout_the_job_in_the_queue_is_the_run_s(request_: Request, co
     command("squeue", "printf '12+0\\n12+1\\n12+2\\n'")
     assert submit(request_, Slurm(), print) == 12
     assert calls(tmp_path, "sbatch") == 1
+
+
+def test_a_job_that_ended_before_is_not_taken_for_the_new_one(request_: Request, command, tmp_path: Path) -> None:
+    command("sbatch", f"[ $n != 2 ] && echo $((11 + n)) && exit; {TIMED_OUT}")
+    command("squeue", "echo 12")
+    assert submit(request_, Slurm(), print) == 12
+    assert submit_again(request_, Slurm(), print) == 14
+    assert calls(tmp_path, "sbatch") == 3
+
+
+def test_a_run_with_a_live_job_is_not_submitted_by_another_path(request_: Request, command, tmp_path: Path) -> None:
+    command("sbatch", "echo 12")
+    submit(request_, Slurm(), print)
+    (tmp_path / "link").symlink_to(request_.run.path)
+    again = replace(request_, run=RunDir(tmp_path / "link"))
+    assert again.name != request_.name
+    for by in (("12", "renamed"), ("99", request_.name)):
+        command("squeue", f"printf '{SEPARATOR.join((by[0] + '+1', by[1], 'RUNNING'))}\\n'")
+        assert submitting._busy(again, Slurm()) == [by[0]]
+    command("squeue", f"printf '{SEPARATOR.join(('12', request_.name, 'CANCELLED'))}\\n'")
+    assert submitting._busy(again, Slurm()) == []
+
+
+def test_after_a_refusal_the_run_still_belongs_to_the_cluster(request_: Request, command) -> None:
+    command("sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid qos' >&2; exit 1")
+    with pytest.raises(UserError):
+        submit(request_, Slurm(), print)
+    status = read_status(request_.run)
+    assert is_on_cluster(request_.run) and status["state"] == "pending" and "rollart-hpc resume" in status["reason"]
 
 
 def test_after_a_timeout_without_a_job_it_is_submitted_again(request_: Request, command, tmp_path: Path) -> None:
