@@ -134,8 +134,6 @@ def _engine(config: RunConfig) -> Iterator[str]:
         for name in _VLLM_RESERVED:
             if name in config.engine.vllm:
                 yield f"engine.vllm.{name}: the run sets this one itself; leave it out"
-        if config.weights.transport == "direct" and config.engine.device == "cuda":
-            yield "weights.transport: direct does not reach vLLM's workers on GPUs; use staged"
         return
     if config.engine.vllm:
         yield f"engine.vllm: set, but engine.kind is {config.engine.kind}; write engine.kind: vllm or leave it out"

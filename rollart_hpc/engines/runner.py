@@ -25,6 +25,8 @@ class Runner:
     def __init__(self, model_dir: Path, config: EngineConfig, seed: int) -> None:
         torch.set_num_threads(config.threads)
         self.device = torch.device(pick_device(config.device))
+        if self.device.type == "cuda":
+            self.device = torch.device("cuda", torch.cuda.current_device())  # NCCL wants to know which
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self.model: Any = load_architecture(model_dir, self.device, self.dtype)
         self.is_end = np.zeros(self.model.config.vocab_size, np.bool_)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.observe.trace import Tracer
-from rollart_hpc.roles.start import Start, connect, run_role
+from rollart_hpc.roles.start import Start, connect, data_address, run_role
 
 if TYPE_CHECKING:
     from rollart_hpc.engines.contract import Engine
@@ -47,6 +47,7 @@ def _make_vllm(start: Start, max_len: int, seed: int) -> Engine:
         deterministic=config.deterministic,
         seed=seed,
         kv_directory=start.run.kv_directory if any(task.split for task in config.tasks.values()) else None,
+        host=data_address(start),
     )
     return VllmEngine(setup, NodeStore(start.run.store_root, f"{start.node}.{start.name}"))
 

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.trainers import algorithms, checkpoint, lora
+from rollart_hpc.trainers import checkpoint, lora
+from rollart_hpc.trainers.logprobs import scores_of
 from rollart_hpc.trainers.model import full_tensors, is_sharded, load_reference, load_trained, reshard, sampled_logits
 from rollart_hpc.trainers.packing import MicroBatch
 from rollart_hpc.trainers.seals import Head
@@ -51,13 +52,14 @@ class FsdpTrainer(StepTrainer):
 
     def _train_one(self, micro: MicroBatch) -> None:
         reference = self._reference_logprobs(micro) if self._config.algorithm.kl > 0 else None
-        logits = sampled_logits(self._model, micro, self._config.flow.temperature)
+        logits = sampled_logits(self._model, micro)
         if not micro.num_sampled:
             (logits.sum() * 0.0).backward()
             return
-        logprobs = torch.log_softmax(logits, -1)
-        entropy = algorithms.entropy_of(logprobs) if self._config.algorithm.entropy > 0 else None
-        self._loss(micro, _chosen(logprobs, micro), entropy=entropy, reference=reference).backward()
+        chosen, entropy = scores_of(
+            logits, micro.targets, self._config.flow.temperature, with_entropy=self._config.algorithm.entropy > 0
+        )
+        self._loss(micro, chosen, entropy=entropy, reference=reference).backward()
 
     def _reference_logprobs(self, micro: MicroBatch) -> torch.Tensor:
         if self._reference is not None:
@@ -101,8 +103,8 @@ class FsdpTrainer(StepTrainer):
 
     def _chosen_of(self, model: PreTrainedModel, micro: MicroBatch) -> torch.Tensor:
         with torch.no_grad():
-            logits = sampled_logits(model, micro, self._config.flow.temperature)
-            return _chosen(torch.log_softmax(logits, -1)[: micro.num_sampled], micro)
+            logits = sampled_logits(model, micro)[: micro.num_sampled]
+            return scores_of(logits, micro.targets, self._config.flow.temperature)[0]
 
     # --- checkpoints -------------------------------------------------------------------------
 
@@ -112,10 +114,6 @@ class FsdpTrainer(StepTrainer):
 
     def _restore(self, directory: Path) -> Head:
         return checkpoint.load(directory, checkpoint.State(self._model, self._optimizer), self._world)
-
-
-def _chosen(logprobs: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
-    return logprobs.gather(1, micro.targets[:, None])[:, 0]
 
 
 def _adamw(model: torch.nn.Module, config: RunConfig) -> torch.optim.AdamW:

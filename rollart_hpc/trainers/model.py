@@ -60,7 +60,7 @@ def _placed(model: PreTrainedModel, world: World, config: RunConfig) -> PreTrain
     else:
         model.to(world.device)
     with torch.no_grad():
-        sampled_logits(model, pack([], [], world.device), temperature=1.0)
+        sampled_logits(model, pack([], [], world.device))
     reshard(model)
     return model
 
@@ -95,8 +95,8 @@ def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def sampled_logits(model: PreTrainedModel, micro: MicroBatch, temperature: float) -> torch.Tensor:
-    """[sampled, vocabulary] in float32, at the temperature of sampling, for the places that matter only.
+def sampled_logits(model: PreTrainedModel, micro: MicroBatch) -> torch.Tensor:
+    """[sampled, vocabulary] for the places that matter only.
 
     An empty micro-batch yields one row that must not count.
     """
@@ -108,8 +108,8 @@ def sampled_logits(model: PreTrainedModel, micro: MicroBatch, temperature: float
         logits_to_keep=keep,
         sample_lengths=micro.lengths,
     )
-    logits = output.logits[0].float()
-    return logits if temperature == 1.0 else logits / temperature
+    logits: torch.Tensor = output.logits[0]
+    return logits
 
 
 def named_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:

@@ -62,7 +62,7 @@ class Direct:
         self._snapshot: dict[str, torch.Tensor] = {}
 
     def publish(self, weights_id: WeightsId, named: Named, digest: str) -> int:
-        # A new copy each time: an older one may still be on its way.
+        self._snapshot = {}  # gone before the new one is made, unless it is still on its way
         self._snapshot = {name: tensor.detach().to("cpu", copy=True) for name, tensor in named}
         self._weights_id = weights_id
         return sum(tensor.numel() * tensor.element_size() for tensor in self._snapshot.values())

@@ -211,6 +211,7 @@ def _trainable(group: TrainGroup) -> TrainGroup:
 
 def _use_deterministic_kernels() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")  # Transformer Engine refuses to run without it
     torch.use_deterministic_algorithms(True)
     # Finds reads of uninitialized memory in torch itself; costs time and changes no result of ours.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ on a GPU, moves memory of GPUs; MPI (`mpi`) moves memory of the CPU between rela
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from abc import ABC, abstractmethod
@@ -136,19 +137,28 @@ def _nccl(store: PrefixStore, seat: Seat) -> Any:
 
     A lost peer must break this call, not the process: waiting blocks with the deadline, the watchdog cleans up
     without tearing the process down (2 = CleanUpOnly), and nothing watches the watchdog, for that one ends processes.
-    Connecting eagerly finds a missing peer here and not in the first bucket. The interface is the site's
-    NCCL_SOCKET_IFNAME.
+    NCCL waits for ever for a peer that never comes: so all meet at the store first, which has the deadline, and the
+    communicator is one that does not block. Connecting eagerly finds a missing peer here and not in the first bucket.
+    The interface is the site's NCCL_SOCKET_IFNAME.
     """
     from torch.distributed import ProcessGroupNCCL
 
+    _meet(store, seat)
+    os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(math.ceil(seat.deadline_s)))
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     options = ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=seat.deadline_s)
+    options.config.blocking = 0
     group = ProcessGroupNCCL(store, seat.rank, seat.size, options)
     group.eager_connect_single_device(seat.device)
     return group
+
+
+def _meet(store: PrefixStore, seat: Seat) -> None:
+    store.set(f"here/{seat.rank}", "")
+    store.wait([f"here/{rank}" for rank in range(seat.size)], timedelta(seconds=seat.deadline_s))
 
 
 def open_store(listener: socket.socket, host: str, deadline_s: float) -> TCPStore:

@@ -16,7 +16,6 @@ from rollart_hpc.errors import UserError
         (["tasks.sorting.split=true"], "needs engine.kind: vllm"),
         (["engine.kind=vllm", "tasks.sorting.split=true", "mode=sync"], "mode areal or rollart"),
         (["engine.kind=vllm", "tasks.sorting.split=true", "pools.compute.tensor_parallel=2"], "same tensor_parallel"),
-        (["engine.kind=vllm", "engine.device=cuda", "weights.transport=direct"], "use staged"),
     ],
 )
 def test_what_can_not_work_is_refused(overrides, said):

@@ -21,14 +21,13 @@ from vllm.inputs import TokensPrompt
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
-from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor import Executor
 
 from rollart_hpc.engines.contract import Counters
 from rollart_hpc.engines.vllm.settings import Setup, arguments
 from rollart_hpc.engines.vllm.updates import INCOMPLETE, Update
-from rollart_hpc.errors import RollartError, SiteError, UserError
+from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.types import WeightsId
 
 
@@ -98,27 +97,19 @@ class VllmCore:
     def resume(self) -> None:
         self._utility("resume_scheduler")
 
-    def install(self, weights_id: WeightsId, update: Update | list[Update]) -> None:
-        """Every worker takes the version, by its own update if there is one for each: those come in a collective.
+    def install(self, weights_id: WeightsId, update: Update | list[Update]) -> int:
+        """Every worker takes the version, by its own update if there is one for each; returns the bytes it took.
 
-        Tokens sampled from now on carry the version's number. A collective that breaks is formed again, so it is an
-        error like any other; a version that lacks something will lack it next time, so this process ends by it.
+        Tokens sampled from now on carry the version's number. What failed may work next time, but a version that lacks
+        something will lack it again: this process ends by it.
         """
-        try:
-            self._llm.collective_rpc("start_weight_update")
-            self._llm.collective_rpc("update_weights", kwargs={"update_info": update})
-            self._llm.collective_rpc("finish_weight_update")
-        except (RollartError, EngineDeadError):
-            raise
-        except Exception as error:  # whatever happens in a worker's process arrives as text
-            if isinstance(update, dict) or INCOMPLETE in str(error):
-                raise
-            raise SiteError(f"vLLM's workers did not take weights {weights_id}: {error}") from None
+        answers: list[int | str] = self._llm.collective_rpc("take_weights", args=(update,))
+        errors = [answer for answer in answers if isinstance(answer, str)]
+        if errors:
+            kind = RuntimeError if any(INCOMPLETE in error for error in errors) else SiteError
+            raise kind(f"vLLM's workers did not take weights {weights_id}: {errors[0]}")
         self._llm.set_weight_version(str(weights_id.version))
-
-    def num_received_bytes(self) -> int:
-        """Of the last install, by each worker."""
-        return int(self._llm.collective_rpc("num_received_bytes")[0])
+        return int(answers[0])
 
     def close(self) -> None:
         self._core.shutdown()

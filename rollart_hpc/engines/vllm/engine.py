@@ -40,6 +40,7 @@ class Live:
     prompt: NDArray[np.int32]
     key: str = ""  # under which its KV is handed on
     takes_kv: bool = False
+    waits: bool = False  # for the end of an install, outside vLLM
     num_rebuilt_tokens: int = 0  # run again because an install dropped their KV
 
 
@@ -151,8 +152,16 @@ class VllmEngine:
     # --- weights -------------------------------------------------------------------------------
 
     def suspend(self) -> None:
-        """vLLM finishes the step it is in; what that sampled carries the old version's number."""
+        """vLLM finishes the step it is in; what that sampled carries the old version's number.
+
+        What still waits for KV of the old weights is taken out: that would be of no use, and vLLM can't drop its cache
+        while KV is on its way into it.
+        """
         self._suspended = True
+        for live in self._live.values():
+            if live.takes_kv and not live.waits and not self._core.num_done(live.request.request):
+                self._core.abort(live.request.request)
+                live.waits = True
         self._core.pause()
 
     def install(self, named: Iterable[tuple[str, torch.Tensor]], weights_id: WeightsId) -> None:
@@ -162,12 +171,14 @@ class VllmEngine:
         if isinstance(named, StoredWeights):
             self._core.install(weights_id, from_store(named.directory, weights_id))
         elif isinstance(named, DirectTarget):
-            self._core.install(weights_id, from_collective(named, self.num_ranks))
-            named.num_bytes = self._core.num_received_bytes()
+            named.num_bytes = self._core.install(weights_id, from_collective(named, self.num_ranks))
         else:
             self._take_in(named, weights_id)
         self.weights_id = weights_id
-        self._go_on()
+        for live in self._live.values():  # all KV is gone
+            num_done = 0 if live.waits else self._core.num_done(live.request.request)
+            live.num_rebuilt_tokens += num_done
+            self.counters.num_prefill_tokens += num_done
 
     def _take_in(self, named: Iterable[tuple[str, torch.Tensor]], weights_id: WeightsId) -> None:
         try:
@@ -177,23 +188,15 @@ class VllmEngine:
         finally:
             self._inbox.discard(weights_id)
 
-    def _go_on(self) -> None:
-        """All KV is gone: what is under way is prefilled again, what waited for KV of the old weights starts anew."""
-        waiting: list[Live] = []
-        for live in self._live.values():
-            num_done = self._core.num_done(live.request.request)
-            live.num_rebuilt_tokens += num_done
-            self.counters.num_prefill_tokens += num_done
-            if live.takes_kv and not num_done:
-                waiting.append(live)
-        for live in waiting:
-            self._core.abort(live.request.request)
-            self._start(live)
-
     def resume(self) -> None:
         self._suspended = False
-        if self.weights_id is not None:
-            self._core.resume()
+        if self.weights_id is None:
+            return
+        self._core.resume()
+        for live in self._live.values():
+            if live.waits:
+                live.waits = False
+                self._start(live)
 
     # --- steps ---------------------------------------------------------------------------------
 

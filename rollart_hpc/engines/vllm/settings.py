@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ _EXTENSION = "rollart_hpc.engines.vllm.worker.Extension"
 _BLOCK_TOKENS = 32  # of the prefix cache on CPU: vLLM's 128 there would share nothing of short turns
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _LEAST_KV_BYTES = 64 << 20
+_LEASE_S = 6
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Setup:
     deterministic: bool = False
     seed: int = 0
     kv_directory: Path | None = None  # split turns: where KV changes hands on CPU machines; None = no split turns
+    host: str = "127.0.0.1"  # split turns: where engines elsewhere reach this one
 
     @property
     def on_cpu(self) -> bool:
@@ -65,9 +68,18 @@ def set_environment(setup: Setup) -> None:
             "TORCHDYNAMO_DISABLE": "1",  # the first request with log-probs would compile for seconds
             "VLLM_HOST_IP": "127.0.0.1",
         }
+    elif setup.kv_directory is not None:
+        port = str(free_port(setup.host))
+        variables |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": setup.host, "VLLM_NIXL_SIDE_CHANNEL_PORT": port}
     for name, value in variables.items():
         os.environ.setdefault(name, value)
     use_processes(not setup.in_process)
+
+
+def free_port(host: str) -> int:
+    """For whoever wants to be told a number: the system's choice, though not kept for us until it is used."""
+    with socket.create_server((host, 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def use_processes(is_wanted: bool) -> None:
@@ -105,7 +117,8 @@ def kv_transfer(setup: Setup) -> dict[str, Any]:
     """
     common = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
     if not setup.on_cpu:
-        return common | {"kv_connector": "NixlConnector"}
+        # KV that nobody fetches holds up the next install until its lease is over.
+        return common | {"kv_connector": "NixlConnector", "kv_connector_extra_config": {"kv_lease_duration": _LEASE_S}}
     return common | {
         "kv_connector": "KvFiles",
         "kv_connector_module_path": "rollart_hpc.engines.vllm.kv_files",

@@ -21,8 +21,8 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from rollart_hpc.engines.vllm.settings import BACKEND
 from rollart_hpc.engines.vllm.updates import INCOMPLETE, Update, open_update
-from rollart_hpc.weights.direct import DirectTarget
-from rollart_hpc.weights.store import StoredWeights
+
+log = logging.getLogger(__name__)
 
 _TIED = {"lm_head.weight"}
 # It warns of layers that get no weights at every install, also of those that have none: we check by name.
@@ -30,13 +30,25 @@ logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(
 
 
 class Extension:
-    """Mixed into vLLM's worker."""
+    """Mixed into vLLM's worker, whose methods it calls."""
 
-    weight_transfer_engine: Any
+    def take_weights(self, updates: Update | list[Update]) -> int | str:
+        """Bytes taken, or why not.
 
-    def num_received_bytes(self) -> int:
-        """Of the last install."""
-        return int(self.weight_transfer_engine.num_bytes)
+        It never raises: vLLM would then not read the other workers' answers, and take them for those to its next call.
+        Half an install must not stay behind either: the next one would take its tensors for its own.
+        """
+        worker: Any = self
+        try:
+            worker.start_weight_update()
+            worker.update_weights(updates)
+            worker.finish_weight_update()
+        except Exception as error:
+            log.exception("weights")
+            worker._weight_update_active = False
+            worker.weight_transfer_engine.give_up()
+            return str(error)
+        return int(worker.weight_transfer_engine.num_bytes)
 
 
 @dataclass
@@ -59,8 +71,8 @@ class RollartTransfer(WeightTransferEngine[NoInit, UpdateInfo]):
 
     def start_weight_update(self) -> None:
         """Layer by layer: kernels may keep weights in a form of their own (on CPU they are packed)."""
+        initialize_layerwise_reload(self.model)  # from here on parameters are those of a checkpoint
         self._expected = {name for name, _ in self.model.named_parameters()}
-        initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """The base class waits for an accelerator afterwards; on a CPU there is none to wait for."""
@@ -69,14 +81,7 @@ class RollartTransfer(WeightTransferEngine[NoInit, UpdateInfo]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Half an install must not stay behind: the next one would take its tensors for its own."""
-        try:
-            self._load(open_update(update_info.update, self.device))
-        except BaseException:
-            finalize_layerwise_reload(self.model, self.model_config)
-            raise
-
-    def _load(self, weights: StoredWeights | DirectTarget) -> None:
+        weights = open_update(update_info.update, self.device)
         loaded = self.model.load_weights(iter(weights))  # type: ignore[operator]
         wanted = self._expected - _TIED if _is_tied(self.model) else self._expected
         if loaded is not None and not wanted <= loaded:
@@ -87,6 +92,9 @@ class RollartTransfer(WeightTransferEngine[NoInit, UpdateInfo]):
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
         _pack_tied_head(self.model)
+
+    def give_up(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
         pass

@@ -8,6 +8,7 @@ import pytest
 
 from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.engines.vllm.settings import Setup
+from rollart_hpc.engines.vllm.updates import from_store
 from rollart_hpc.errors import SiteError
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.direct import DirectSource, DirectTarget
@@ -86,3 +87,21 @@ def test_a_transfer_that_breaks_leaves_nothing_behind_and_the_next_one_is_right(
     direct.install(2, wide.named(2))
     one.run()
     assert set(one.check(under_way).record.versions.tolist()) == {0, 2}
+
+
+def test_one_worker_that_fails_does_not_upset_the_others(engine, wide, client, ids, tmp_path):
+    store = NodeStore(tmp_path / "store", "node")
+    store.write(WeightsId(0, 1), wide.named(1), 1 << 20)
+    good = from_store(store.open(WeightsId(0, 1)).directory, WeightsId(0, 1))
+    bad = from_store(tmp_path / "nowhere", WeightsId(0, 1))
+    one = client(wide, engine)
+    one.install(0)
+    for _ in range(2):
+        engine.suspend()
+        with pytest.raises(SiteError, match="are not in"):
+            engine._core.install(WeightsId(0, 1), [good] * (engine.num_ranks - 1) + [bad])
+        engine.resume()
+    one.install(2)
+    request = one.turn("after", ids(3, 20), 12)
+    one.run()
+    assert set(one.check(request).record.versions.tolist()) == {2}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.engines.contract import Request
 from rollart_hpc.engines.vllm.handles import Handle, usable_params
-from rollart_hpc.engines.vllm.settings import Setup, arguments, prefill_params
+from rollart_hpc.engines.vllm.settings import Setup, arguments, prefill_params, set_environment
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.store import NodeStore
 
@@ -154,10 +156,16 @@ def test_a_handle_is_read_with_care():
     assert usable_params("{}", WeightsId(1, 2)) is None and usable_params("no json", WeightsId(1, 2)) is None
 
 
-def test_gpus_use_nixl(wide, tmp_path):
+def test_gpus_use_nixl(wide, tmp_path, monkeypatch):
     config = EngineConfig(kind="vllm", device="cuda")
     setup = Setup(wide.directory, config, max_len=100, scratch=tmp_path, kv_directory=tmp_path, tensor_parallel=4)
     chosen = arguments(setup)
     assert chosen["kv_transfer_config"]["kv_connector"] == "NixlConnector"
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"])  # is put back
+    for name in ("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    set_environment(setup)
+    assert os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] == setup.host
+    assert int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"]) > 1024  # engines of a node need one each
     assert prefill_params(setup, "k")["do_remote_decode"] is True
     assert chosen["tensor_parallel_size"] == 4 and "enforce_eager" not in chosen and not setup.in_process

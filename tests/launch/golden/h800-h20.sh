@@ -21,7 +21,7 @@
 #SBATCH --nodes=12
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=68
-#SBATCH --mem=1420G
+#SBATCH --mem=1800G
 #SBATCH --gres=gpu:h800:8
 #SBATCH --time=10:00:00
 #SBATCH --requeue
@@ -33,7 +33,7 @@
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=20
-#SBATCH --mem=268G
+#SBATCH --mem=328G
 #SBATCH --gres=gpu:h20:8
 #SBATCH --time=10:00:00
 #SBATCH --requeue

@@ -20,7 +20,7 @@
 #SBATCH --nodes=12
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=68
-#SBATCH --mem=1420G
+#SBATCH --mem=1800G
 #SBATCH --gres=gpu:h800:8
 #SBATCH --time=1-00:00:00
 #SBATCH --requeue
@@ -31,7 +31,7 @@
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=68
-#SBATCH --mem=652G
+#SBATCH --mem=712G
 #SBATCH --gres=gpu:h20:8
 #SBATCH --time=1-00:00:00
 #SBATCH --requeue
