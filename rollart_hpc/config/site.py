@@ -52,6 +52,7 @@ class HardwareClass(Options):
     gpu: str = key("", "kind of GPU whose figures are known: h800, h20; empty = the figures stand below")
     gpus: int = key(0, "GPUs of a node", low=0)
     cpus: int = key(1, "CPUs of a node", low=1)
+    threads_per_core: int = key(1, "CPUs of a core; Slurm gives whole cores to every process", low=1)
     memory_gb: float = key(0.0, "memory of a node that jobs may have; 0 = jobs there don't ask for memory", low=0)
     max_nodes: int = key(0, "nodes a job may have; 0 = no limit", low=0)
     max_minutes: int = key(0, "longest time limit of a job; 0 = none", low=0)

@@ -27,6 +27,10 @@ class Needs:
     def __add__(self, other: Needs) -> Needs:
         return Needs(self.cpus + other.cpus, self.gpus + other.gpus, self.memory_gb + other.memory_gb)
 
+    def on_cores(self, threads: int) -> Needs:
+        """With as many CPUs as whole cores of so many threads have."""
+        return replace(self, cpus=math.ceil(self.cpus / threads) * threads)
+
     def fits(self, node: Needs) -> bool:
         enough_memory = self.memory_gb <= node.memory_gb + _TOLERANCE
         return self.cpus <= node.cpus and self.gpus <= node.gpus and enough_memory

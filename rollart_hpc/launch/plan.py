@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.config.site import SiteConfig
+from rollart_hpc.config.site import HardwareClass, SiteConfig
 from rollart_hpc.errors import UserError
 from rollart_hpc.hardware import CLASSES, COMPUTE, CPU
 from rollart_hpc.launch.packing import Needs, Pack, pack
@@ -130,19 +130,24 @@ def _local_plan(config: RunConfig) -> Plan:
 
 def _component(index: int, name: str, config: RunConfig, site: SiteConfig, wanted: tuple[Proc, ...]) -> Component:
     own = site.classes[name]
-    mine = [proc for proc in wanted if site.serving(proc.hardware) == name]
-    relay = _needs(config.weights) if _has_relays(config) else Needs()
+    mine = [_on_cores(proc, own) for proc in wanted if site.serving(proc.hardware) == name]
+    relay = _needs(config.weights).on_cores(own.threads_per_core) if _has_relays(config) else Needs()
     node = Needs(own.cpus, own.gpus, own.memory_gb or float("inf"))
     packs = [Pack(p.name, p.needs, brings=relay if _holds_weights(p) else Needs()) for p in mine]
-    reserved = SUPERVISOR_NEEDS if index == 0 else Needs()
+    reserved = SUPERVISOR_NEEDS.on_cores(own.threads_per_core) if index == 0 else Needs()
     where, per_node = pack(packs, node, own.max_nodes, reserved, f"class {name} (partition {own.partition})")
     nodes = tuple(NODE.format(hardware=name, index=i) for i in range(max(where.values()) + 1))
     placed = [replace(proc, node=nodes[where[proc.name]]) for proc in mine]
     if _has_relays(config):
-        placed += _relays(config, placed)
+        placed += [_on_cores(proc, own) for proc in _relays(config, placed)]
     hourly = site.gpu(name).cost * len(nodes) * (per_node.gpus if own.gpus else 1)
     asked = Needs(per_node.cpus, per_node.gpus, per_node.memory_gb if own.memory_gb else 0.0)
     return Component(index, name, own.partition, nodes, asked, tuple(placed), hourly)
+
+
+def _on_cores(proc: Proc, own: HardwareClass) -> Proc:
+    """Every process is a step of the job, and a step has whole cores: the job must have as many."""
+    return replace(proc, needs=proc.needs.on_cores(own.threads_per_core))
 
 
 def _time_minutes(config: RunConfig, site: SiteConfig, used: list[str]) -> int:

@@ -101,6 +101,18 @@ def test_a_time_limit_leaves_time_to_train_before_the_checkpoint() -> None:
     assert "job.signal_s = 1800 s" in caught.value.what and "ask for 32 min" in caught.value.fix
 
 
+def test_processes_get_whole_cores() -> None:
+    """A step of a job has whole cores: with fewer in all the last one would wait for ever."""
+    site = load_site("dev")
+    for own in site.classes.values():
+        own.threads_per_core = 2
+    plan = make_plan(load("quickstart", ["trainer.cpus=3", "engine.cpus=2"]), site)
+    cpu, h800, h20 = plan.components
+    assert {p.name: p.needs.cpus for p in h800.procs} == {"trainer-0": 4, "engine-compute-0": 2, "relay-h800-0": 2}
+    for component, supervisor in ((cpu, 2), (h800, 0), (h20, 0)):
+        assert component.per_node.cpus == supervisor + sum(p.needs.cpus for p in component.procs)
+
+
 def test_impossible_needs_say_what_would_fit() -> None:
     with pytest.raises(UserError) as caught:
         make_plan(load("quickstart", ["pools.bandwidth.tensor_parallel=16"]), load_site("dev"))

@@ -101,6 +101,12 @@ def _sizes(name: str, own: HardwareClass, kinds: list[NodeKind]) -> Iterator[Fin
     if own.memory_gb > memory_gb:
         fix = f"classes.{name}.memory_gb: {memory_gb:.1f}"
         yield fail(check, f"memory_gb: {own.memory_gb:g}; its nodes have {memory_gb:.1f}", fix)
+    threads = max(kind.threads_per_core for kind in kinds)
+    if own.threads_per_core < threads:
+        said = f"threads_per_core: {own.threads_per_core}; a core of its nodes has {threads} CPUs"
+        yield fail(
+            check, f"{said}, and processes would wait for each other's", f"classes.{name}.threads_per_core: {threads}"
+        )
     less = [
         f"{key}: {said:g} of {has:g}"
         for key, said, has in (("gpus", own.gpus, gpus), ("cpus", own.cpus, cpus))

@@ -76,6 +76,8 @@ def _class(candidate: Candidate) -> dict[str, Any]:
         values |= {"gpu": known} if known else {}
         values["gpus"] = kind.gpus
     values |= {"cpus": kind.cpus, "memory_gb": math.floor(kind.memory_gb * 10) / 10}
+    if kind.threads_per_core > 1:
+        values["threads_per_core"] = kind.threads_per_core
     values["max_nodes"] = min(kind.num_nodes, partition.max_nodes or kind.num_nodes)
     if partition.max_minutes:
         values["max_minutes"] = partition.max_minutes

@@ -37,6 +37,7 @@ class NodeKind:
     num_nodes: int
     num_usable: int  # neither down nor drained
     addresses: tuple[str, ...]
+    threads_per_core: int = 1  # that Slurm counts as CPUs
 
     @property
     def is_on_loopback(self) -> bool:
@@ -108,12 +109,12 @@ def _partition(row: Record, nodes: list[Record]) -> Partition:
 
 
 def _kinds(nodes: Iterable[Record]) -> tuple[NodeKind, ...]:
-    alike: dict[tuple[str, int, int, float], list[Record]] = defaultdict(list)
+    alike: dict[tuple[str, int, int, float, int], list[Record]] = defaultdict(list)
     for node in nodes:
         gpu, gpus = gpus_of(node.get("Gres", ""))
         cpus = _number(node.get("CPUEfctv") or node.get("CPUTot", "1"))
         memory_gb = (_number(node.get("RealMemory", "")) - _number(node.get("MemSpecLimit", ""))) / _MB_OF_GB
-        alike[gpu, gpus, cpus, memory_gb].append(node)
+        alike[gpu, gpus, cpus, memory_gb, threads_of(node)].append(node)
     return tuple(
         NodeKind(
             cpus=cpus,
@@ -123,9 +124,22 @@ def _kinds(nodes: Iterable[Record]) -> tuple[NodeKind, ...]:
             num_nodes=len(found),
             num_usable=sum(is_usable(node.get("State", "")) for node in found),
             addresses=tuple(sorted({node.get("NodeAddr", "") for node in found})),
+            threads_per_core=threads,
         )
-        for (gpu, gpus, cpus, memory_gb), found in alike.items()
+        for (gpu, gpus, cpus, memory_gb, threads), found in alike.items()
     )
+
+
+def threads_of(node: Record) -> int:
+    """CPUs of a core. A cluster may count each core as one CPU, whatever threads it has.
+
+    >>> threads_of({"CPUTot": "16", "Sockets": "2", "CoresPerSocket": "4", "ThreadsPerCore": "2"})
+    2
+    >>> threads_of({"CPUTot": "8", "Sockets": "2", "CoresPerSocket": "4", "ThreadsPerCore": "2"})
+    1
+    """
+    cores = _number(node.get("Sockets", "")) * _number(node.get("CoresPerSocket", ""))
+    return max(1, _number(node.get("CPUTot", "")) // cores) if cores else 1
 
 
 def gpus_of(gres: str) -> tuple[str, int]:

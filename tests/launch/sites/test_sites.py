@@ -16,7 +16,7 @@ from rollart_hpc.launch.slurm.inventory import Inventory, NodeKind, Partition, g
 
 CPU = NodeKind(64, 250.0, "", 0, 10, 10, ("10.0.0.1",))
 H800 = NodeKind(128, 1900.5, "nvidia_h800_80gb", 8, 12, 11, ("10.0.0.2",))
-H20 = NodeKind(128, 1900.0, "h20", 8, 4, 4, ("10.0.0.3",))
+H20 = NodeKind(128, 1900.0, "h20", 8, 4, 4, ("10.0.0.3",), 2)
 ODD = NodeKind(32, 100.0, "", 4, 1, 1, ("10.0.0.4",))
 
 
@@ -53,6 +53,7 @@ def test_a_class_for_every_kind_from_the_plainest_partition(tmp_path: Path) -> N
     assert site.serves == {"cpu": "cpu", "compute": "h800", "bandwidth": "h20"}
     own = site.classes["h800"]
     assert (own.gres, own.gpu, own.gpus, own.max_nodes) == ("nvidia_h800_80gb", "h800", 8, 12)
+    assert {name: c.threads_per_core for name, c in site.classes.items()} == {"cpu": 1, "h800": 1, "h20": 2}
     assert site.network.control == ""
     assert "all (26 nodes)" in path.read_text()
 
@@ -90,6 +91,13 @@ def test_a_difference_comes_with_its_fix(changes: dict[str, object], fix: str) -
     site = SiteConfig(launcher="slurm", classes={"h800": dataclasses.replace(right, **changes)})
     failed = [one for one in compare(site, PAPER) if one.level == "fail"]
     assert len(failed) == 1 and fix in failed[0].fix, failed
+
+
+def test_cores_with_more_threads_than_the_site_says_are_told() -> None:
+    site = SiteConfig(launcher="slurm", classes={"h20": HardwareClass(partition="decode", gpus=8, max_minutes=60)})
+    assert [one.fix for one in compare(site, PAPER) if one.level == "fail"] == ["classes.h20.threads_per_core: 2"]
+    site.classes["h20"].threads_per_core = 2
+    assert not finding.has_failed(compare(site, PAPER))
 
 
 def test_what_slurm_prints_is_understood() -> None:
