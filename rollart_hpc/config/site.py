@@ -38,7 +38,10 @@ class Options:
     mail_type: str = key("", "about what, e.g. END,FAIL")
     sbatch: dict[str, Any] = key({}, "further sbatch options by long name, e.g. {exclusive: true, licenses: fs}")
     python: str = key("", "interpreter in the job; empty = the one that submits")
-    prologue: str = key("", "shell lines before the processes of a node start: modules, activation, variables")
+    prologue: str = key(
+        "",
+        "shell lines before processes start: modules, activation, variables; the site's run once, in the batch script",
+    )
     epilogue: str = key("", "shell lines on every node after they have ended, 20 s at most")
     scratch: str = key("", "directory for temporary files, on the node itself; variables are expanded there")
 

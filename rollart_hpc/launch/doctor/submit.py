@@ -18,13 +18,13 @@ from rollart_hpc.launch.doctor.exchange import new_token
 from rollart_hpc.launch.doctor.files import Folder
 from rollart_hpc.launch.finding import Finding, fail
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
+from rollart_hpc.launch.slurm.queue import OVER
 from rollart_hpc.launch.slurm.script import free_options, setup_lines
 
 MEMORY_MB = 1000
 MINUTES = 5
 _ARRIVES_S = 20.0  # what a node wrote is seen here so much later at most
-_POLL_S = 1.0
-_ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
+_POLL_S, _LONGEST_POLL_S = 1.0, 10.0
 
 Say = Callable[[str], None]
 
@@ -106,25 +106,37 @@ def _submit(folder: Folder, site: SiteConfig, names: list[str], slurm: Slurm) ->
 
 def _wait(slurm: Slurm, job_id: str, wait_s: float, say: Say) -> Finding | None:
     """Until it has ended; a job that does not start is cancelled, with Slurm's reason."""
-    deadline = time.monotonic() + wait_s
-    fields = {"state": "%T", "reason": "%r", "partition": "%P"}
+    deadline, pause_s = time.monotonic() + wait_s, _POLL_S
     told = False
     while True:
         try:
-            rows = slurm.table("squeue", fields, "--jobs", job_id, "--states=all")
-        except SlurmError:
-            rows = [{"state": "COMPLETED", "reason": "", "partition": ""}]  # forgotten already
-        if all(row["state"] in _ENDED for row in rows):
-            return None
-        waiting = [row for row in rows if row["state"] == "PENDING"]
-        if not waiting and not told:
-            say(f"job {job_id} runs")
-            told, deadline = True, time.monotonic() + MINUTES * 60 + 60
-        if time.monotonic() > deadline:
+            rows = _rows(slurm, job_id)
+        except SlurmError as error:  # nobody answers: that says nothing about the job
+            reasons = error.what
+        else:
+            if all(row["state"] in OVER for row in rows):
+                return None
+            waiting = [row for row in rows if row["state"] == "PENDING"]
             reasons = ", ".join(f"{row['partition']}: {row['reason']}" for row in waiting) or "it runs on and on"
+            if not waiting and not told:
+                say(f"job {job_id} runs")
+                told, deadline, pause_s = True, time.monotonic() + MINUTES * 60 + 60, _POLL_S
+        if time.monotonic() > deadline:
             fix = "the nodes may be busy: try again later, wait longer (--wait-minutes), or see squeue --start"
             return fail("job", f"did not get through within its time: {reasons}", fix)
-        time.sleep(_POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(_LONGEST_POLL_S, 1.5 * pause_s)
+
+
+def _rows(slurm: Slurm, job_id: str) -> list[dict[str, str]]:
+    """Of its components; none if Slurm has forgotten the job."""
+    fields = {"state": "%T", "reason": "%r", "partition": "%P"}
+    try:
+        return slurm.table("squeue", fields, "--jobs", job_id, "--states=all")
+    except SlurmError as error:
+        if "invalid job id" in error.stderr.lower():
+            return []
+        raise
 
 
 def _results(folder: Folder, names: list[str], canary: str) -> Iterator[Finding]:

@@ -1,6 +1,7 @@
 """Elastic reward workers as jobs of a cluster. Owns which of them live; a thread asks Slurm, the supervisor goes on.
 
-Every job is written down (jobs.jsonl) and has a name of the run, so that `cancel` finds it even if this process dies.
+Every job is written down (jobs.jsonl) and has a name of the run, so that `cancel` finds it even if this process dies,
+and so do we if sbatch had no answer but its effect.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rollart_hpc.launch.command import environment, python
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError, clean_environment
 from rollart_hpc.launch.slurm.queue import OVER
-from rollart_hpc.launch.slurm.script import elastic_name
+from rollart_hpc.launch.slurm.script import elastic_name, job_name
 
 ASK_EVERY_S = 10.0
 RECRUIT_S = 120.0  # sbatch has answered by then, or it never will
@@ -27,17 +28,19 @@ END_S = 10.0
 LEAVE_S = 2.0  # a worker's job is over so long after the controller has heard of it
 CALL_OFF, LOOK_SOON = 0, -1
 GOOD = ("COMPLETED", "CANCELLED")
+LIVE = ("PENDING", "CONFIGURING", "RUNNING")
 
 
 class SlurmHands:
     def __init__(self, run: RunDir, config: RunConfig, slurm: Slurm) -> None:
         self._run, self._slurm = run, slurm
-        self._name = elastic_name(config, run)
+        self._name = elastic_name(job_name(config, run))
         self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()  # how many to hire, or one of the words below
         self._lock = threading.Lock()
         self._states: dict[int, str] = {}  # of jobs that are not over, by id
         self._num_ordered = 0  # not submitted yet
         self._failures: list[str] = []
+        self._in_doubt = False  # there may be jobs in the queue that we don't know of
         self._thread: threading.Thread | None = None
 
     # --- the supervisor's side -----------------------------------------------------------------
@@ -95,7 +98,7 @@ class SlurmHands:
                     self._recruit(order)
                 continue
             asked_s = time.monotonic()
-            if self._states:
+            if self._states or self._in_doubt:
                 self._ask()
 
     def _recruit(self, count: int) -> None:
@@ -110,30 +113,41 @@ class SlurmHands:
                 command, capture_output=True, text=True, check=False, timeout=RECRUIT_S, stdin=subprocess.DEVNULL,
                 cwd=self._run.path, env=clean_environment(environment()),
             )  # fmt: skip
-            ids = [int(line) for line in done.stdout.split()]
+            ids = _ids(done.stdout)
             problem = done.stderr.strip().splitlines()[-1] if done.returncode and done.stderr.strip() else ""
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired as error:
+            ids = _ids(error.stdout)
             problem = f"sbatch had no answer within {RECRUIT_S:g} s"
-        for job_id in ids:
+        self._take_on(dict.fromkeys(ids, "PENDING"))
+        num_found = len(ids)
+        if num_found < count:
+            num_found += self._ask()
+            self._in_doubt = True  # it may still arrive
+        with self._lock:
+            self._num_ordered -= count
+            if num_found < count:
+                self._failures.append(problem or "no job was submitted")
+
+    def _take_on(self, states: dict[int, str]) -> None:
+        for job_id in states:
             with suppress(RollartError):  # a full disk: the job has the run's name all the same
                 record.add(self._run, record.Hired(job_id, self._name))
         with self._lock:
-            self._num_ordered -= count
-            self._states |= dict.fromkeys(ids, "PENDING")
-            if len(ids) < count:
-                self._failures.append(problem or "no job was submitted")
+            self._states |= states
 
-    def _ask(self) -> None:
+    def _ask(self) -> int:
+        """What became of them. Returns how many jobs of this name were found that nobody knew of: they are ours too."""
         with self._lock:
             known = sorted(self._states)
-        listed = ",".join(str(job_id) for job_id in known)
+        mine = (f"--user={getpass.getuser()}", f"--name={self._name}")
         try:
-            rows = self._slurm.table("squeue", {"id": "%i", "state": "%T"}, f"--jobs={listed}", "--states=all")
-        except SlurmError as error:
-            if "invalid job id" not in error.stderr.lower():
-                return  # nobody answers: what was known holds
-            rows = []
+            rows = self._slurm.table("squeue", {"id": "%i", "state": "%T"}, *mine, "--states=all")
+        except SlurmError:
+            return 0  # nobody answers: what was known holds
+        self._in_doubt = False
         states = {int(row["id"]): row["state"] for row in rows}
+        unknown = {job_id: state for job_id, state in states.items() if job_id not in known and state in LIVE}
+        self._take_on(unknown)
         with self._lock:
             for job_id in known:
                 state = states.get(job_id, "COMPLETED")  # Slurm has forgotten it
@@ -141,8 +155,14 @@ class SlurmHands:
                     self._states[job_id] = state
                 elif self._states.pop(job_id, None) is not None and state not in GOOD:
                     self._failures.append(f"job {job_id} ended: {state}")
+        return len(unknown)
 
     def _cancel_waiting(self) -> None:
         with suppress(SlurmError):
             self._slurm.run("scancel", f"--user={getpass.getuser()}", f"--name={self._name}", "--state=PENDING")
             self._ask()
+
+
+def _ids(printed: str | bytes | None) -> list[int]:
+    text = printed.decode() if isinstance(printed, bytes) else printed or ""
+    return [int(line) for line in text.split()]

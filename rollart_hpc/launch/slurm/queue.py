@@ -16,6 +16,7 @@ import msgspec
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
+from rollart_hpc.launch.slurm.script import elastic_name
 
 LIMIT_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 15.0
@@ -103,9 +104,9 @@ def job_ids(run: RunDir) -> list[int]:
 
 
 def job_names(run: RunDir) -> list[str]:
-    """Of all jobs of the run, those of elastic workers too."""
-    lines = (line for line in record.read(run) if isinstance(line, (record.Submitting, record.Hired)))
-    return list(dict.fromkeys(line.name for line in lines))
+    """Of all jobs of the run. Elastic workers have theirs from the start: one may be in the queue before it is told."""
+    names = dict.fromkeys(line.name for line in record.read(run) if isinstance(line, record.Submitting))
+    return [*names, *(elastic_name(name) for name in names)]
 
 
 def live_jobs(slurm: Slurm, ids: Iterable[int], names: Collection[str]) -> list[str]:

@@ -19,7 +19,7 @@ from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.files import make_directory
 from rollart_hpc.hardware import CPU
 from rollart_hpc.launch.slurm.reward_job import work
-from rollart_hpc.launch.slurm.script import elastic_name, free_options, permissions, setup_lines
+from rollart_hpc.launch.slurm.script import elastic_name, free_options, job_name, permissions, setup_lines
 
 MARGIN_S = 60  # a worker leaves so long before its job's time limit
 
@@ -34,7 +34,7 @@ def parameters(config: RunConfig, site: SiteConfig, run: RunDir) -> dict[str, An
     further |= {"propagate": "NONE", "no-requeue": True}
     further.pop("dependency", None)  # of the run itself
     return {
-        "job_name": elastic_name(config, run),
+        "job_name": elastic_name(job_name(config, run)),
         "partition": site.classes[name].partition,
         "time": min(elastic.time_minutes, limit) if limit else elastic.time_minutes,
         "nodes": 1,

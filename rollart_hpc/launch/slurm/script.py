@@ -39,9 +39,9 @@ def job_name(config: RunConfig, run: RunDir) -> str:
     return f"rollart-{config.name}-{xxhash.xxh3_64_hexdigest(str(run.path).encode())[:8]}"
 
 
-def elastic_name(config: RunConfig, run: RunDir) -> str:
-    """The jobs of the run's elastic workers."""
-    return f"{job_name(config, run)}-reward"
+def elastic_name(name: str) -> str:
+    """Of the jobs of elastic workers, by the name of the run's own."""
+    return f"{name}-reward"
 
 
 def render_script(plan: Plan, config: RunConfig, site: SiteConfig, run: RunDir) -> str:

@@ -92,6 +92,20 @@ def test_a_failed_submission_is_told(run: RunDir, put: Callable[[str, str], None
     assert len(hands.failures()) == 1
 
 
+def test_after_a_timeout_a_job_in_the_queue_is_ours(
+    run: RunDir, put: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One id was told before sbatch fell silent; squeue knows of another, and of one that is over."""
+    monkeypatch.setattr(module, "RECRUIT_S", 1.0)
+    monkeypatch.setattr(module, "python", lambda *_: ["sh", "-c", "echo 77; exec sleep 60"])
+    put("squeue", r"printf '76\037COMPLETED\n77\037RUNNING\n78\037PENDING\n'")
+    hands = SlurmHands(run, CONFIG, Slurm())
+    hands.hire(2)
+    until(lambda: hands.num_waiting == 1 and hands.num_hired == 2)
+    assert [line.job for line in record.read(run) if isinstance(line, record.Hired)] == [77, 78]
+    assert hands.failures() == []
+
+
 def test_what_a_worker_s_job_asks_for(run: RunDir) -> None:
     site = load_site("dev")
     site.classes["cpu"].max_minutes = 30

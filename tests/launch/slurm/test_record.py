@@ -35,7 +35,7 @@ def test_records_come_back_and_a_torn_line_is_left_out(run: RunDir):
         record.add(run, line)
     assert record.read(run) == written
     assert record.bad_hosts(written) == ["n1"] and record.bad_hosts([*written, record.GoodNode("n1")]) == []
-    assert job_ids(run) == [12] and job_names(run) == ["rollart-x"]
+    assert job_ids(run) == [12] and job_names(run) == ["rollart-x", "rollart-x-reward"]
 
 
 def test_cancelled_until_somebody_sets_out_to_submit_it_again():
