@@ -23,8 +23,10 @@ from rollart_hpc.launch.command import environment, role_command
 from rollart_hpc.launch.ownership import RUNNING, ask_to_end, read_ownership, supervisor_pid
 from rollart_hpc.launch.plan import Proc, make_plan
 from rollart_hpc.launch.process import Order
+from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.cancel import cancel_jobs
 from rollart_hpc.launch.slurm.commands import Slurm
+from rollart_hpc.launch.slurm.job import END_S
 from rollart_hpc.launch.supervisor import DRAIN_S
 from rollart_hpc.types import Role
 
@@ -34,13 +36,14 @@ _MARGIN_S = 30.0
 def cancel(args: argparse.Namespace) -> int:
     """Waits until the run has ended."""
     run = open_run_dir(args.run_dir)
-    if is_on_cluster(run):
+    is_guest = is_on_cluster(run) and record.is_guest(record.read(run))
+    if is_on_cluster(run) and not is_guest:
         cancel_jobs(run, Slurm(), lambda text: print(text, file=sys.stderr))
         print(f"{read_status(run)['state']}; go on with: rollart-hpc resume {run.path}")
         return 0
     pid = ask_to_end(run)
     print(f"asked the supervisor (pid {pid}) to save a checkpoint and end the run", file=sys.stderr)
-    _wait_for_end(pid, DRAIN_S + _MARGIN_S)
+    _wait_for_end(pid, END_S if is_guest else DRAIN_S + _MARGIN_S)
     state = read_ownership(run)["state"]  # still "running" if it had not begun to train
     print(f"{'ended' if state == 'running' else state}; go on with: rollart-hpc resume {run.path}")
     return 0

@@ -49,6 +49,7 @@ from rollart_hpc.wire.messages import Drain, Exited, Hello, Message, Silent, War
 TICK_S = 1.0  # how often the status is looked at
 WELCOME_S = 20.0  # the controller answers the supervisor within
 STOP_S = 10.0  # workers get so long to end by themselves after the controller
+LEAVE_S = 3.0  # after a drained one
 TERM_S = 3.0
 DRAIN_S = 60.0  # a drained run has so long for its checkpoint, unless its place sets a time
 DUMP_S = 1.0
@@ -91,6 +92,7 @@ class Supervisor:
         self._link: Link | None = None
         self._draining = False
         self._outcome: Outcome | None = None
+        self._grace_s = 0.0  # for workers that the controller has told to stop
         self._ticked_s = 0.0
 
     def supervise(self) -> Outcome:
@@ -103,7 +105,7 @@ class Supervisor:
                 self._begin_attempt()
                 while self._outcome is None:
                     self._turn()
-                self._end_all(grace_s=STOP_S if self._outcome == "finished" else 0.0)
+                self._end_all(self._grace_s)
             state, reason = self._outcome, ""
             return self._outcome
         except RollartError as error:
@@ -217,8 +219,10 @@ class Supervisor:
 
     def _controller_ended(self, child: Child, code: int) -> None:
         if code == 0:
-            self._outcome = "finished"
-        elif code == EXIT_DRAINED or self._draining:
+            self._outcome, self._grace_s = "finished", STOP_S
+        elif code == EXIT_DRAINED:
+            self._outcome, self._grace_s = "drained", LEAVE_S
+        elif self._draining:
             self._outcome = "drained"
         elif code in (EXIT_USER, EXIT_ENVIRONMENT):
             status = self._status()

@@ -42,6 +42,7 @@ class Limited(LocalPlace):
 if __name__ == "__main__":
     crew.role_command = fake_command  # type: ignore[assignment]
     supervisor.TICK_S = 0.1
+    supervisor.LEAVE_S = 60.0  # the machine may be busy; who has left is not waited for
     run = RunDir(sys.argv[1])
     config = read_resolved(run.config)
     try:

@@ -45,7 +45,14 @@ def work(start: Start) -> None:
         received = link.recv()
         if received is not None and isinstance(received[0], Stop):
             link.close()
+            tidy_up(start)
             return
+
+
+def tidy_up(start: Start) -> None:
+    """As a relay does, when the controller has seen it go."""
+    time.sleep(0.2)
+    (start.run.path / f"{start.name}.tidy").touch()
 
 
 def control(start: Start) -> int:

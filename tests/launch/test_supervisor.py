@@ -214,10 +214,12 @@ def test_a_process_that_knows_why_it_fails_is_quoted(drive: Drive, name: str, co
 def test_a_signal_drains_the_run(drive: Drive, number: signal.Signals) -> None:
     driven = drive(small=True)
     driven.until_all_joined()
+    workers = {*driven.procs()} - {"controller"}
     driven.process.send_signal(number)
     code, output = driven.wait()
     assert code == 0 and output.splitlines()[-1] == "drained"
     assert driven.owner()["state"] == "drained"
+    assert {path.stem for path in driven.run.path.glob("*.tidy")} == workers  # each had the time to free its memory
 
 
 def test_the_second_signal_ends_it_at_once(drive: Drive) -> None:

@@ -42,7 +42,15 @@ def supervised(run: RunDir) -> Iterator[Path]:
     """All roles are started while this is open. Yields where the supervisor's words go."""
     make_directory(run.job_logs)
     log = run.job_logs / "debug.log"
-    command = [sys.executable, "-P", "-m", "rollart_hpc.launch.slurm.job", "--once", "--run-dir", str(run.path)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "rollart_hpc.launch.slurm.job",
+        "--run-dir",
+        str(run.path),
+        "--held-by=prompt",
+    ]
     with open(log, "ab") as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment(), start_new_session=True

@@ -21,7 +21,7 @@ import sys
 import time
 from contextlib import suppress
 from types import FrameType
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -38,18 +38,20 @@ from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.allocation import Allocation, fits, fold, read_allocation
 from rollart_hpc.launch.slurm.budget import Budget
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
+from rollart_hpc.launch.slurm.epilogue import LIMIT_S as EPILOGUE_S
 from rollart_hpc.launch.slurm.epilogue import run_epilogues
 from rollart_hpc.launch.slurm.hands import SlurmHands
 from rollart_hpc.launch.slurm.nodes import excluded, note_nodes
 from rollart_hpc.launch.slurm.requeue import requeue
-from rollart_hpc.launch.slurm.steps import SlurmPlace
+from rollart_hpc.launch.slurm.steps import CANCEL_S, SRUN_S, SlurmPlace
 from rollart_hpc.launch.slurm.usage import usage
-from rollart_hpc.launch.supervisor import Supervisor, Why
+from rollart_hpc.launch.supervisor import DRAIN_S, LEAVE_S, Supervisor, Why
 from rollart_hpc.observe import perfetto
 from rollart_hpc.observe.report import write_report
 from rollart_hpc.observe.status import Cluster, GpuHours, read_status
 
 REQUEUED = "requeued"
+END_S = DRAIN_S + LEAVE_S + SRUN_S + CANCEL_S + EPILOGUE_S + 10.0  # from SIGTERM to the end of this process, at most
 
 
 class Output:
@@ -63,9 +65,10 @@ class Output:
 
 
 class Job:
-    def __init__(self, run: RunDir, once: bool = False) -> None:
-        """`once`: in an allocation that somebody sits in front of. It may have any shape and is never requeued."""
-        self.once = once
+    def __init__(self, run: RunDir, held_by: record.HeldBy = "script") -> None:
+        """An allocation that somebody sits in front of may have any shape and is never requeued."""
+        self.held_by = held_by
+        self.once = once = held_by != "script"
         self.run, self.out, self.slurm = run, Output(), Slurm()
         self.config, self.site = read_resolved(run.config), read_site(run.site)
         self.plan = make_plan(self.config, self.site)
@@ -90,7 +93,7 @@ class Job:
             self._end(outcome, "")
             self._report()
             return 0
-        if why == "limit":
+        if why == "limit" and not record.is_cancelled(record.read(self.run)):
             return self._requeue("the time of the job was up")
         state, reason = self._why_terminated()
         if state == "drained":
@@ -141,7 +144,7 @@ class Job:
             raise error
         parts = [_part(component, self.allocation) for component in self.plan.components]
         job = self.allocation
-        record.add(self.run, record.Began(job.leader, job.restart, self._newest_step(), parts))
+        record.add(self.run, record.Began(job.leader, job.restart, self._newest_step(), parts, held_by=self.held_by))
         write_ownership(self.run, self.run.last_attempt(), ())
         self._write_cluster({})
         nodes = ", ".join(f"{node} = {host}" for node, host in job.hosts.items())
@@ -233,13 +236,13 @@ def _part(component: Component, allocation: Allocation) -> record.Part:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rollart_hpc.launch.slurm.job", allow_abbrev=False)
     parser.add_argument("--run-dir", required=True)
-    parser.add_argument("--once", action="store_true", help="never requeue the job around this process")
+    parser.add_argument("--held-by", default="script", choices=get_args(record.HeldBy), help="what holds the job")
     args = parser.parse_args(arguments)
     os.umask(0o077)  # files of a run are private to its user
     # The time limit's signal may come when nobody waits for it. Children must not inherit that it is ignored.
     signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
-        return Job(open_run_dir(args.run_dir), args.once).carry_out()
+        return Job(open_run_dir(args.run_dir), args.held_by).carry_out()
     except RollartError as error:
         print(f"rollart-hpc: {error}", file=sys.stderr)
         return error.exit_code

@@ -103,6 +103,12 @@ def job_ids(run: RunDir) -> list[int]:
     return list(dict.fromkeys(line.job for line in lines))
 
 
+def own_job_ids(run: RunDir) -> list[int]:
+    """Without jobs of the user that the run was only a guest in."""
+    guests = {line.job for line in record.read(run) if isinstance(line, record.Began) and line.held_by == "user"}
+    return [job_id for job_id in job_ids(run) if job_id not in guests]
+
+
 def job_names(run: RunDir) -> list[str]:
     """Of all jobs of the run. Elastic workers have theirs from the start: one may be in the queue before it is told."""
     names = dict.fromkeys(line.name for line in record.read(run) if isinstance(line, record.Submitting))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Union
+from typing import Literal, Union
 
 import msgspec
 
@@ -52,12 +52,18 @@ class Part(msgspec.Struct, frozen=True):
     num_gpus: int  # of all its nodes
 
 
+HeldBy = Literal["script", "prompt", "user"]
+
+
 class Began(Line, frozen=True, tag="began"):
     job: int
     restart: int  # how often Slurm had started it again
     from_step: int  # newest committed checkpoint; -1 = base model
     parts: list[Part]
     time_s: float = msgspec.field(default_factory=time.time)
+    held_by: HeldBy = (
+        "script"  # whose end gives the nodes back: the batch script, debug's prompt, or the user's own job
+    )
 
 
 class Ended(Line, frozen=True, tag="ended"):
@@ -117,6 +123,12 @@ def is_cancelled(records: Iterable[Record]) -> bool:
     """A job may begin before its id is written down: what counts is that somebody set out to submit it."""
     words = [record for record in records if isinstance(record, (Submitting, Cancelled))]
     return bool(words) and isinstance(words[-1], Cancelled)
+
+
+def is_guest(records: Iterable[Record]) -> bool:
+    """Is its newest start in a job that was the user's before, and will be after?"""
+    words = [record for record in records if isinstance(record, (Submitting, Began))]
+    return bool(words) and isinstance(words[-1], Began) and words[-1].held_by == "user"
 
 
 def bad_hosts(records: Iterable[Record]) -> list[str]:

@@ -18,7 +18,7 @@ from rollart_hpc.launch.plan import Plan
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError, SlurmSilent
 from rollart_hpc.launch.slurm.permission import need_permission
-from rollart_hpc.launch.slurm.queue import job_ids, live_jobs
+from rollart_hpc.launch.slurm.queue import job_ids, live_jobs, own_job_ids
 from rollart_hpc.launch.slurm.script import job_name, render_script
 
 PAUSES_S = (2.0, 5.0, 10.0, 20.0)  # before the job is looked up after sbatch had no answer
@@ -72,7 +72,7 @@ def check_request(request: Request, slurm: Slurm) -> str:
 def _busy(request: Request, slurm: Slurm) -> list[str]:
     """Jobs of the run in the queue, also of one that was submitted by another path to its directory."""
     names = [line.name for line in record.read(request.run) if isinstance(line, record.Submitting)]
-    return live_jobs(slurm, job_ids(request.run), [request.name, *names])
+    return live_jobs(slurm, own_job_ids(request.run), [request.name, *names])
 
 
 def test_script(script: str, slurm: Slurm) -> str:
