@@ -11,39 +11,54 @@ from pathlib import Path
 
 from rollart_hpc.cli.main import main as run_command
 from rollart_hpc.cli.plan import load_for_site
+from rollart_hpc.cli.submit import run_root_of
 from rollart_hpc.config.resolved import write_resolved
 from rollart_hpc.config.rundir import RunDir, new_run_dir, open_run_dir
 from rollart_hpc.errors import RollartError, UserError
 from rollart_hpc.launch.plan import Plan, make_plan
+from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.allocation import Allocation
 from rollart_hpc.launch.slurm.commands import clean_environment
-from rollart_hpc.launch.slurm.interactive import attach_command, current_allocation, salloc_command, supervised
+from rollart_hpc.launch.slurm.interactive import (
+    attach_command,
+    current_allocation,
+    salloc_command,
+    supervised,
+    supervisor_command,
+)
+from rollart_hpc.launch.slurm.script import job_name
 
 
 def debug(args: argparse.Namespace) -> int:
     """In an allocation that fits: there. Else salloc asks for one and calls this again, inside."""
     if args.inside:
-        return _sit(open_run_dir(args.run))
+        return _sit(open_run_dir(args.run), "prompt")
     loaded = load_for_site(args)
     if loaded.site.launcher != "slurm":
         raise UserError(f"site {loaded.site.name} is one machine, not a cluster", "use: rollart-hpc run")
-    run = RunDir(args.run_dir) if args.run_dir else new_run_dir(loaded.config.name)
+    run = RunDir(args.run_dir) if args.run_dir else new_run_dir(loaded.config.name, run_root_of(loaded.site))
     plan = make_plan(loaded.config, loaded.site)
     run.create()
     write_resolved(run.config, loaded.config)
     write_resolved(run.site, loaded.site)
-    print(f"run directory {run.path}", file=sys.stderr)
+    _say(f"run directory {run.path}")
     if "SLURM_JOB_ID" in os.environ:
-        return _sit(run)
+        return _sit(run, "user")
+    record.add(run, record.Submitting(job_name(loaded.config, run)))
     command = salloc_command(run, plan)
     return subprocess.run(command, env=clean_environment(), check=False).returncode
 
 
-def _sit(run: RunDir) -> int:
+def _sit(run: RunDir, held_by: record.HeldBy) -> int:
     plan, allocation = current_allocation(run)
-    with supervised(run) as log:
+    log = run.job_logs / "debug.log"
+    with supervised(supervisor_command(run, held_by), log, _say):
         Prompt(run, plan, allocation, log).sit()
     return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 class Prompt(cmd.Cmd):

@@ -47,7 +47,7 @@ def seat_incarnation(incarnation: str, rank: int) -> str:
     return f"{incarnation}-{rank}"
 
 
-def end_with_parent() -> None:
+def end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
     """Have the kernel end this process when its supervisor dies. Without a supervisor (`join`) it lives by itself."""
     leader = os.environ.pop(LEADER_VARIABLE, "")
     if leader:
@@ -55,7 +55,7 @@ def end_with_parent() -> None:
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if not parent:
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, by, 0, 0, 0)
     if os.getppid() != int(parent):  # it died before the line above
         sys.exit(EXIT_LINK_LOST)
 

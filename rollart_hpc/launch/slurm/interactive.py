@@ -1,7 +1,8 @@
 """A run in an allocation that somebody sits in front of. Owns what is started there and that nothing is left.
 
 The supervisor is a process of its own, whose output goes to a file; it never requeues what it runs in. Whatever ends
-this process ends it, and with it every step.
+this process has it save a checkpoint and end, and with it every step: the user's word, a closed terminal (SIGHUP), a
+revoked allocation (salloc sends SIGHUP or SIGTERM), and by the kernel's tie even SIGKILL.
 """
 
 from __future__ import annotations
@@ -10,21 +11,25 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
+from rollart_hpc.config.process import PARENT_VARIABLE
 from rollart_hpc.config.resolved import read_resolved, read_site
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import UserError
 from rollart_hpc.files import make_directory
-from rollart_hpc.launch.command import environment
+from rollart_hpc.launch.command import environment, python
 from rollart_hpc.launch.plan import Plan, make_plan
 from rollart_hpc.launch.slurm.allocation import Allocation, fits, fold, read_allocation
 from rollart_hpc.launch.slurm.commands import Slurm
-from rollart_hpc.launch.slurm.script import allocation_options
+from rollart_hpc.launch.slurm.job import END_S
+from rollart_hpc.launch.slurm.record import HeldBy
+from rollart_hpc.launch.slurm.script import SUPERVISOR, allocation_options
 
-END_S = 60.0  # for a checkpoint and the end of all steps
+ENDING = (signal.SIGHUP, signal.SIGTERM)
 
 
 def salloc_command(run: RunDir, plan: Plan) -> list[str]:
@@ -37,33 +42,47 @@ def salloc_command(run: RunDir, plan: Plan) -> list[str]:
     return ["salloc", *parts, *inside]
 
 
+def supervisor_command(run: RunDir, held_by: HeldBy) -> list[str]:
+    return python("-m", SUPERVISOR, "--run-dir", str(run.path), f"--held-by={held_by}")
+
+
 @contextmanager
-def supervised(run: RunDir) -> Iterator[Path]:
-    """All roles are started while this is open. Yields where the supervisor's words go."""
-    make_directory(run.job_logs)
-    log = run.job_logs / "debug.log"
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "rollart_hpc.launch.slurm.job",
-        "--run-dir",
-        str(run.path),
-        "--held-by=prompt",
-    ]
+def supervised(command: list[str], log: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """All roles are started while this is open. A signal that would end this process becomes SystemExit."""
+    make_directory(log.parent)
+    for number in ENDING:
+        signal.signal(number, _raise)
     with open(log, "ab") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment(), start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment() | {PARENT_VARIABLE: str(os.getpid())},
+            start_new_session=True,
         )
     try:
-        yield log
+        yield
     finally:
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN)
+        _end(process, say)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _end(process: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
+    if process.poll() is None:
+        with suppress(OSError):  # the terminal may be gone
+            say(f"saving a checkpoint, ending every process: at most {END_S:.0f} s")
         process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def current_allocation(run: RunDir) -> tuple[Plan, Allocation]:

@@ -25,7 +25,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from rollart_hpc.config.process import EXIT_DRAINED
+from rollart_hpc.config.process import EXIT_DRAINED, end_with_parent
 from rollart_hpc.config.resolved import read_resolved, read_site
 from rollart_hpc.config.rundir import RunDir, open_run_dir
 from rollart_hpc.errors import EXIT_ENVIRONMENT, RollartError, SiteError
@@ -239,6 +239,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--held-by", default="script", choices=get_args(record.HeldBy), help="what holds the job")
     args = parser.parse_args(arguments)
     os.umask(0o077)  # files of a run are private to its user
+    end_with_parent(signal.SIGTERM)  # debug's prompt, if that started it
     # The time limit's signal may come when nobody waits for it. Children must not inherit that it is ignored.
     signal.signal(signal.SIGUSR1, lambda *_: None)
     try:

@@ -29,6 +29,7 @@ from rollart_hpc.launch.summary import clock, cost_line
 SUPERVISOR = "rollart_hpc.launch.slurm.job"  # what the batch script becomes
 _PACKAGE = Path(rollart_hpc.__file__).resolve().parent
 _TEMPLATES = (_PACKAGE / "slurm" / "job.sh", _PACKAGE.parent / "slurm" / "job.sh")  # installed, checkout
+_OF_BATCH = ("batch", "export-file", "ignore-pbs", "input", "kill-on-invalid-dep")  # salloc does not know these
 _BLANK_LINES = re.compile(r"\n{3,}")
 
 Option = tuple[str, str | None]  # None: a flag
@@ -80,6 +81,8 @@ def allocation_options(component: Component, plan: Plan, config: RunConfig, site
     options = site.options(component.hardware)
     chosen: list[Option] = [("job-name", job_name(config, run)), ("partition", component.partition)]
     chosen += [*_resources(component, site), ("time", clock(plan.time_minutes)), *permissions(config, options)]
+    free = {name: value for name, value in {**options.sbatch, **config.job.sbatch}.items() if name not in _OF_BATCH}
+    chosen += free_options(free)
     return [f"--{name}" + ("" if value is None else f"={value}") for name, value in chosen]
 
 
