@@ -60,7 +60,11 @@ def test_one_that_does_not_end_is_cancelled_then_killed(run: RunDir) -> None:
     begin(run)
     slurm = Told(*KILL)
     cancel.cancel_jobs(run, slurm, print)
-    assert slurm.asked[:3] == [SAVE, IF_PENDING, PLAIN] and "--name=x" in slurm.asked[3] and slurm.asked[4:] == [KILL]
+    assert (
+        slurm.asked[:3] == [SAVE, IF_PENDING, PLAIN]
+        and "--name=x,x-reward" in slurm.asked[3]
+        and slurm.asked[4:] == [KILL]
+    )
     with pytest.raises(SiteError, match="cancel once more"):
         cancel.cancel_jobs(run, Told("never"), print)
 
