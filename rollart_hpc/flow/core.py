@@ -332,7 +332,7 @@ class Core:
 
     def _drain_wanted(self, event: ev.DrainWanted) -> None:
         self.draining = event.reason
-        if self.publisher.trainer is None:
+        if event.at_once or self.publisher.trainer is None:
             self._stop("drained", event.reason)
         elif self.saved_version != self.version:
             self._save()

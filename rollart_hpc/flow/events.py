@@ -154,6 +154,7 @@ class InstallFailed:
 @dataclass(frozen=True, slots=True)
 class DrainWanted:
     reason: str
+    at_once: bool = False  # without a checkpoint
 
 
 @dataclass(frozen=True, slots=True)

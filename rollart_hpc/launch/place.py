@@ -36,6 +36,10 @@ class Place(Protocol):
         """The run was asked to save and go."""
         ...
 
+    def is_closing(self) -> bool:
+        """Is every process about to be killed for good, so that there is no time left but for leaving?"""
+        ...
+
     def start(
         self, order: Order, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()
     ) -> Child: ...
@@ -68,6 +72,9 @@ class LocalPlace:
 
     def told_to_end(self) -> None:
         pass
+
+    def is_closing(self) -> bool:
+        return False
 
     def start(
         self, order: Order, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()

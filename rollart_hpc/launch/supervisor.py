@@ -7,6 +7,7 @@
     controller, 0 / 5 / 2 or 3         the run is finished / drained / has failed for a reason it logged
     SIGINT, SIGTERM, SIGHUP            the controller is asked to save and end; the second time all are killed
     SIGUSR1, the place's time is up    the same; whoever called may go on with the run later
+    the place is about to kill all     the controller is asked to end without saving
     nothing moves                      stacks are dumped into the logs, the run ends
 
 Everything happens in one thread around one selector: pidfds, signals, the controller's first line,
@@ -38,7 +39,7 @@ from rollart_hpc.launch.elastic_local import LocalHands, is_elastic
 from rollart_hpc.launch.ownership import write_ownership
 from rollart_hpc.launch.place import LocalPlace, Place
 from rollart_hpc.launch.plan import CONTROLLER, Plan
-from rollart_hpc.launch.process import Child, new_incarnation
+from rollart_hpc.launch.process import Child, new_incarnation, wait_for
 from rollart_hpc.launch.restarts import RestoreBudget, RoleBudget
 from rollart_hpc.launch.signals import Signals
 from rollart_hpc.launch.watchdog import Watchdog
@@ -49,7 +50,7 @@ from rollart_hpc.wire.messages import Drain, Exited, Hello, Message, Silent, War
 TICK_S = 1.0  # how often the status is looked at
 WELCOME_S = 20.0  # the controller answers the supervisor within
 STOP_S = 10.0  # workers get so long to end by themselves after the controller
-LEAVE_S = 3.0  # after a drained one
+LEAVE_S = 3.0  # relays, after a drained one, to free the memory of their nodes
 TERM_S = 3.0
 DRAIN_S = 60.0  # a drained run has so long for its checkpoint, unless its place sets a time
 DUMP_S = 1.0
@@ -90,9 +91,8 @@ class Supervisor:
         self._controller_attempt = 0
         self._ready: int | None = None  # where the controller tells its address
         self._link: Link | None = None
-        self._draining = False
+        self._draining = self._hurries = False
         self._outcome: Outcome | None = None
-        self._grace_s = 0.0  # for workers that the controller has told to stop
         self._ticked_s = 0.0
 
     def supervise(self) -> Outcome:
@@ -105,7 +105,7 @@ class Supervisor:
                 self._begin_attempt()
                 while self._outcome is None:
                     self._turn()
-                self._end_all(self._grace_s)
+                self._end_all(grace_s=STOP_S if self._outcome == "finished" else 0.0)
             state, reason = self._outcome, ""
             return self._outcome
         except RollartError as error:
@@ -145,6 +145,8 @@ class Supervisor:
             self._screen.show(status)
         if self._place.left_s() <= 0 and not self._draining:
             self._drain("limit", "the time of the job is up")
+        if self._draining and not self._hurries and self._place.is_closing():
+            self._hurry("the job is about to be killed")
         verdict = self._watchdog.verdict(now)
         if verdict and self._outcome is None and self._crew.get(CONTROLLER):
             for child in self._crew.all():
@@ -219,9 +221,10 @@ class Supervisor:
 
     def _controller_ended(self, child: Child, code: int) -> None:
         if code == 0:
-            self._outcome, self._grace_s = "finished", STOP_S
+            self._outcome = "finished"
         elif code == EXIT_DRAINED:
-            self._outcome, self._grace_s = "drained", LEAVE_S
+            wait_for(self._crew.of("relay"), LEAVE_S)
+            self._outcome = "drained"
         elif self._draining:
             self._outcome = "drained"
         elif code in (EXIT_USER, EXIT_ENVIRONMENT):
@@ -329,10 +332,16 @@ class Supervisor:
         self._note(f"{cause}: saving a checkpoint, then ending the run{again}")
         self._tell(Drain("limit" if why == "limit" else "cancelled"))
         drain_s = self._place.save_s(DRAIN_S) if why == "limit" else DRAIN_S
-        self._after(drain_s, partial(self._drain_took_too_long, drain_s))
+        self._after(drain_s, partial(self._hurry, f"no checkpoint within {drain_s:.0f} s"))
 
-    def _drain_took_too_long(self, drain_s: float) -> None:
-        self._note(f"no checkpoint within {drain_s:.0f} s: ending every process now")
+    def _hurry(self, cause: str) -> None:
+        """Workers hear from the controller that they must go: who is killed leaves weights in its node's memory."""
+        self._hurries = True
+        self._note(f"{cause}: ending every process now")
+        self._tell(Drain("cancelled", at_once=True))
+        self._after(LEAVE_S, self._give_up)
+
+    def _give_up(self) -> None:
         self._outcome = "drained"
 
     def _hear(self) -> None:

@@ -60,7 +60,7 @@ def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | Non
         case ms.InstallFailed():
             return ev.InstallFailed(name, WeightsId(m.attempt, m.version))
         case ms.Drain():
-            return ev.DrainWanted(m.reason)
+            return ev.DrainWanted(m.reason, m.at_once)
     return None
 
 

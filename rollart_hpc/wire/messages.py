@@ -106,9 +106,13 @@ class Silent(Message):
 
 
 class Drain(Message):
-    """supervisor -> controller: save a checkpoint, then stop the run (`reason`: cancelled, limit)."""
+    """supervisor -> controller: save a checkpoint, then stop the run (`reason`: cancelled, limit).
+
+    `at_once`: without one; there is just the time for everybody to leave.
+    """
 
     reason: str
+    at_once: bool = False
 
 
 # --- environments ----------------------------------------------------------------------------

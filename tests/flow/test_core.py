@@ -156,6 +156,15 @@ def test_a_drain_saves_and_stops():
     assert (stop.state, stop.reason) == ("drained", "cancelled")
 
 
+def test_a_drain_at_once_stops_even_while_a_checkpoint_is_written():
+    scene = Scene()
+    scene.do(ev.DrainWanted("cancelled"))
+    assert scene.take(ev.SaveCheckpoint) and not scene.take(ev.StopRun)
+    scene.do(ev.DrainWanted("cancelled", at_once=True))
+    (stop,) = scene.take(ev.StopRun)
+    assert stop.state == "drained"
+
+
 def test_a_run_ends_after_its_last_step_validation_and_checkpoint():
     scene = Scene(steps=1, validation_plays=1, groups_per_step=1, group_size=1)
     assert not scene.core.groups, "the first validation runs alone"

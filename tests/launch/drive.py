@@ -32,11 +32,17 @@ class Lines:
 
 
 class Limited(LocalPlace):
-    """A place where a run has the time in RUN_DIR/save_s for its checkpoint, if there is such a file."""
+    """A place where a run has the time in RUN_DIR/save_s for its checkpoint, if there is such a file.
+
+    With RUN_DIR/closing it is about to kill every process.
+    """
 
     def save_s(self, usual_s: float) -> float:
         path = Path(sys.argv[1]) / "save_s"
         return float(path.read_text()) if path.exists() else usual_s
+
+    def is_closing(self) -> bool:
+        return (Path(sys.argv[1]) / "closing").exists()
 
 
 if __name__ == "__main__":

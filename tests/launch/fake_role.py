@@ -5,7 +5,8 @@
 What a process does besides is read from RUN_DIR/behaviour.json: {NAME: {...}}
     "exit": CODE         log an error and end at once
     "hang": true         do nothing, not even join
-The controller ends with the code in RUN_DIR/end as soon as that file exists, and drains with 5.
+The controller ends with the code in RUN_DIR/end as soon as that file exists, and drains with 5; with RUN_DIR/deaf
+only when there is no time for a checkpoint.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def control(start: Start) -> int:
                 assert isinstance(change, Joined | Lost)
             if isinstance(message, Exited):
                 exited.append([message.name, message.code])
-            if isinstance(message, Drain) and not (start.run.path / "deaf").exists():
+            if isinstance(message, Drain) and (message.at_once or not (start.run.path / "deaf").exists()):
                 code = 5
         members.tick(time.monotonic())
         progress += not (start.run.path / "idle").exists()

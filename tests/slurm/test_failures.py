@@ -13,7 +13,7 @@ import pytest
 
 from rollart_hpc.launch.devcluster.cluster import Cluster
 from rollart_hpc.launch.slurm import record
-from tests.slurm.submitted import ALONE, SLOWLY, Submitted, until
+from tests.slurm.submitted import ALONE, SLOWLY, Submitted, cli, until
 
 STEPS = 1000
 
@@ -39,6 +39,7 @@ def test_slurmctld_down_drained_node_dead_slurmd_other_users_scancel(run: Submit
     a_drained_node_is_used_to_the_end(run, drained[0])
     dead_slurmd_under_an_engine_requeues_and_the_old_attempt_is_fenced(run, dead[0])
     assert not {*drained, *dead} & {*run.hosts("h20"), *run.hosts("h800")}
+    cancel_saves_a_checkpoint_and_resume_goes_on_from_it(run)
     scancel_leaves_nothing(run)
 
 
@@ -85,6 +86,19 @@ def dead_slurmd_under_an_engine_requeues_and_the_old_attempt_is_fenced(run: Subm
     run.until_steps(len(run.ledger()) + 1)
     assert run.ledger()[-1]["attempt"] == 2
     assert host in record.bad_hosts(record.read(run.run))
+
+
+def cancel_saves_a_checkpoint_and_resume_goes_on_from_it(run: Submitted) -> None:
+    before, starts = run.begun()[-1].job, len(run.begun())
+    done = cli("cancel", str(run.run.path))
+    assert done.returncode == 0 and "save a checkpoint" in done.stderr and done.stdout.startswith("cancelled")
+    assert not run.processes() and not run.run.store_root.exists()
+    newest = run.run.newest_checkpoint()
+    assert newest and newest.step == run.ledger()[-1]["version"]
+    assert cli("resume", str(run.run.path)).returncode == 0
+    run.until_begun(starts + 1)
+    assert run.job != before and run.begun()[-1].from_step == newest.step
+    run.until_steps(len(run.ledger()) + 1)
 
 
 def scancel_leaves_nothing(run: Submitted) -> None:

@@ -51,7 +51,9 @@ from rollart_hpc.observe.report import write_report
 from rollart_hpc.observe.status import Cluster, GpuHours, read_status
 
 REQUEUED = "requeued"
-END_S = DRAIN_S + LEAVE_S + SRUN_S + CANCEL_S + EPILOGUE_S + 10.0  # from SIGTERM to the end of this process, at most
+END_S = (
+    DRAIN_S + 2 * LEAVE_S + SRUN_S + CANCEL_S + EPILOGUE_S + 10.0
+)  # from SIGTERM to the end of this process, at most
 
 
 class Output:

@@ -6,6 +6,7 @@ excluded nodes can be changed, for all components at once.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -16,6 +17,7 @@ from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
 
 TRIES = 6
 TRY_AGAIN_S = 5.0
+LEAVE_S = 10.0  # relays free the memory of their nodes within
 
 
 def requeue(slurm: Slurm, leader: int, exclude: Iterable[str] | None, say: Callable[[str], None]) -> None:
@@ -38,12 +40,28 @@ def requeue(slurm: Slurm, leader: int, exclude: Iterable[str] | None, say: Calla
             say(f"can't set the excluded nodes to {hosts or 'none'}: {error.what}")
 
 
+def time_to_leave_s(slurm: Slurm, allocation: Allocation) -> float:
+    """A job that is cancelled is killed KillWait after SIGTERM: its processes must begin to leave so long after that
+    signal. Never if it goes on, is started again (then a checkpoint is worth more), or if Slurm does not answer.
+    """
+    with suppress(SlurmError):
+        parts = slurm.records("show", "job", str(allocation.leader))
+        if any(part.get("JobState") == "RUNNING" for part in parts) or _is_requeued(parts, allocation):
+            return math.inf
+        kill_s = float(slurm.settings().get("KillWait", "30 sec").split()[0])
+        return kill_s - min(LEAVE_S, kill_s / 2)
+    return math.inf
+
+
 def requeue_the_rest(slurm: Slurm, allocation: Allocation) -> None:
     """When a node of one component fails Slurm (seen in 22.05) requeues that one and those before it, but not those
     after it: the job would wait for ever for components that have ended. They join it if asked for while they run.
     """
     with suppress(SlurmError):
         parts = slurm.records("show", "job", str(allocation.leader))
-        is_requeued = any(int(part.get("Restarts", "0")) > allocation.restart for part in parts)
-        if is_requeued and any(part.get("JobState") == "RUNNING" for part in parts):
+        if _is_requeued(parts, allocation) and any(part.get("JobState") == "RUNNING" for part in parts):
             slurm.ask("scontrol", "requeue", str(allocation.leader))  # says no for the others, but does it
+
+
+def _is_requeued(parts: list[dict[str, str]], allocation: Allocation) -> bool:
+    return any(int(part.get("Restarts", "0")) > allocation.restart for part in parts)

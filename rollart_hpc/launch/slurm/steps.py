@@ -7,10 +7,12 @@ other step has. The controller runs beside the supervisor, in the batch step: it
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
@@ -27,7 +29,7 @@ from rollart_hpc.launch.process import Child, Order, start_child, wait_for
 from rollart_hpc.launch.slurm.allocation import Allocation
 from rollart_hpc.launch.slurm.budget import Budget
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError, clean_environment
-from rollart_hpc.launch.slurm.requeue import requeue_the_rest
+from rollart_hpc.launch.slurm.requeue import requeue_the_rest, time_to_leave_s
 from rollart_hpc.launch.slurm.step import Step, WarmSteps
 
 SRUN_S = 8.0  # a step is gone so long after its srun was asked to end it
@@ -46,6 +48,7 @@ class SlurmPlace:
         self._allocation, self._slurm, self._budget = allocation, slurm, budget
         self._local = LocalPlace()
         self._warm = WarmSteps()
+        self._leave_s = math.inf  # on our monotonic clock
 
     def left_s(self) -> float:
         return self._budget.left_s()
@@ -57,7 +60,14 @@ class SlurmPlace:
 
     def told_to_end(self) -> None:
         """Slurm may be about to kill this process too: what it must be told is told now, beside the checkpoint."""
-        threading.Thread(target=requeue_the_rest, args=(self._slurm, self._allocation), daemon=True).start()
+        threading.Thread(target=self._talk_to_slurm, args=(time.monotonic(),), daemon=True).start()
+
+    def _talk_to_slurm(self, since_s: float) -> None:
+        requeue_the_rest(self._slurm, self._allocation)
+        self._leave_s = since_s + time_to_leave_s(self._slurm, self._allocation)
+
+    def is_closing(self) -> bool:
+        return time.monotonic() >= self._leave_s
 
     def start(
         self, order: Order, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()
