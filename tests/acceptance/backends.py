@@ -37,6 +37,12 @@ def page(trained: dict[tuple[str, str], Trained]) -> list[str]:
         for task, figures in status["tasks"].items():
             scores = [f"{figures['score_first']:.2f}", f"{figures['score_last']:.2f}"]
             rows.append([name, site, task, *scores, str(status["step"]), f"{run.seconds:.0f} s"])
+    splits = [
+        f"{name}, {site}: {run.status['split_requests']} turns were prefilled on one pool and decoded on the other, "
+        f"{run.status['split_fallbacks']} had to be served by one alone."
+        for (name, site), run in trained.items()
+        if not run.code and run.status["split_requests"]
+    ]
     head = ["run file", "site", "task", "success first", "success last", "steps", "whole run"]
     return [
         "# The quickstart's tasks with other backends",
@@ -51,4 +57,5 @@ def page(trained: dict[tuple[str, str], Trained]) -> list[str]:
         "```",
         "",
         *table(head, rows),
+        *(line for split in splits for line in ("", split)),
     ]
