@@ -2,7 +2,7 @@
 
 The supervisor is a process of its own, whose output goes to a file; it never requeues what it runs in. Whatever ends
 this process has it save a checkpoint and end, and with it every step: the user's word, a closed terminal (SIGHUP), a
-revoked allocation (salloc sends SIGHUP or SIGTERM), and by the kernel's tie even SIGKILL.
+revoked allocation (salloc sends SIGTERM), and by the kernel's tie even SIGKILL.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def salloc_command(run: RunDir, plan: Plan) -> list[str]:
     parts: list[str] = []
     for component in plan.components:
         parts += [":"] * bool(parts) + allocation_options(component, plan, config, site, run)
-    return ["salloc", *parts, *inside]
+    return ["salloc", "--kill-command=TERM", *parts, *inside]  # else a prompt without nodes would stay
 
 
 def supervisor_command(run: RunDir, held_by: HeldBy) -> list[str]:

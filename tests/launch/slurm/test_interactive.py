@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from rollart_hpc.config.load import load, load_site
+from rollart_hpc.config.resolved import write_resolved
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.plan import make_plan
-from rollart_hpc.launch.slurm.script import allocation_options
+from rollart_hpc.launch.slurm.interactive import salloc_command
 
 LIMIT_S = 120.0
 PROMPT = """
@@ -56,6 +57,10 @@ def until_there(path: Path) -> None:
 def test_salloc_is_told_what_the_site_and_the_run_say_further(tmp_path: Path) -> None:
     config, site = load("quickstart", ["job.sbatch={nice: 7, kill-on-invalid-dep: true}"]), load_site("dev")
     site.sbatch["exclusive"] = True
-    plan = make_plan(config, site)
-    options = allocation_options(plan.components[0], plan, config, site, RunDir(tmp_path))
-    assert options[-2:] == ["--exclusive", "--nice=7"]
+    run = RunDir(tmp_path)
+    write_resolved(run.config, config)
+    write_resolved(run.site, site)
+    first, second, third, *_ = " ".join(salloc_command(run, make_plan(config, site))).split(" : ")
+    assert first.startswith("salloc --kill-command=TERM --job-name=rollart-quickstart-")
+    for component in (first, second, third):
+        assert "--exclusive --nice=7" in component and "invalid" not in component
