@@ -89,12 +89,9 @@ def read_json(path: Path) -> Any | None:
 
 def mend(path: Path) -> None:
     """End a last line that an earlier writer left torn, so that the next one does not continue it."""
-    try:
-        with path.open("rb+") as file:
-            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
-                file.write(b"\n")
-    except FileNotFoundError:
-        return
+    with disk_errors(path), suppress(FileNotFoundError), path.open("rb+") as file:
+        if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
+            file.write(b"\n")
 
 
 def append_line(path: Path, line: str, *, sync: bool = False) -> None:
