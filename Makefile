@@ -29,7 +29,7 @@ lint: install-dev
 	$(BIN)/lint-imports
 
 fast: install-dev
-	$(BIN)/python .ci/tests -n 4 --dist loadfile --no-loadscope-reorder --durations 10 -m "not slow"
+	$(BIN)/python .ci/tests -n 3 --dist loadfile --no-loadscope-reorder --durations 10 -m "not slow"
 
 slow: install-dev
 	$(BIN)/python .ci/tests -n 4 --dist loadfile --no-loadscope-reorder --durations 25 -m slow

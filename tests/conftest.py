@@ -17,6 +17,7 @@ settings.register_profile("loaded", deadline=None, suppress_health_check=[Health
 settings.load_profile("loaded")
 
 SMALL = Path(__file__).parent / "runs" / "small.yaml"
+SLURM = Path(__file__).parent / "slurm"  # all tests there are slow
 # Files that take longest: they come first, so that no worker is left with one at the end.
 LONG = (
     "slurm/test_requeue.py",
@@ -33,6 +34,14 @@ LONG = (
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Of the slow tests alone: no file without one, or every worker would import torch for nothing."""
+    if config.option.markexpr != "slow" or collection_path.suffix != ".py":
+        return None
+    is_slow = SLURM in collection_path.parents or "mark.slow" in collection_path.read_text()
+    return None if is_slow else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollart_hpc.bench.pairs import Pairs
+from rollart_hpc.bench.pairs import Pairs, check_model
 from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.types import Frame, WeightsId
@@ -47,6 +47,7 @@ class Settings:
         for name in ("batch", "prompt_tokens", "new_tokens", "pairs"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} = {getattr(self, name)}: nothing would run", "take at least 1")
+        check_model(self.model)
 
 
 @dataclass
@@ -215,8 +216,6 @@ def _tiny(root: Path, kind: str, say: Say) -> Path:
 
 def _endless(model: Path, target: Path) -> Path:
     """The same model without an end of turn."""
-    if not (model / "config.json").is_file():
-        raise UserError(f"{model} is no model directory: it has no config.json", "name a Hugging Face directory")
     target.mkdir()
     for path in model.iterdir():
         if path.name not in ("config.json", "generation_config.json"):

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from rollart_hpc.errors import UserError
+
+
+def check_model(model: Path | None) -> None:
+    """Before anything large is imported for it."""
+    if model is not None and not (model / "config.json").is_file():
+        raise UserError(f"{model} is no model directory: it has no config.json", "name a Hugging Face directory")
 
 
 @dataclass(kw_only=True)

@@ -6,6 +6,7 @@ per second of a pair, and the median of all pairs is reported.
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable
@@ -14,10 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rollart_hpc.bench.pairs import Pairs
+from rollart_hpc.bench.pairs import Pairs, check_model
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import UserError
-from rollart_hpc.files import read_json
 from rollart_hpc.types import OBSERVED, Sample, TokenRecord, TrainGroup
 
 GROUP_SIZE = 4
@@ -38,6 +38,7 @@ class Settings:
         for name, low in (("samples", GROUP_SIZE), ("sample_tokens", 4), ("microbatch_tokens", 1), ("pairs", 1)):
             if getattr(self, name) < low:
                 raise UserError(f"{name} = {getattr(self, name)} is too small", f"take at least {low}")
+        check_model(self.model)
 
     @property
     def num_tokens(self) -> int:
@@ -87,10 +88,7 @@ def bench_trainer(settings: Settings, say: Say) -> Result:
 
 
 def _vocabulary(model: Path) -> int:
-    config = read_json(model / "config.json")
-    if config is None:
-        raise UserError(f"{model} is no model directory: it has no config.json", "name a Hugging Face directory")
-    return int(config["vocab_size"])
+    return int(json.loads((model / "config.json").read_text())["vocab_size"])
 
 
 def _batch(settings: Settings, vocabulary: int, seed: int) -> list[TrainGroup]:
