@@ -33,9 +33,10 @@ def preloaded_roles(config: RunConfig) -> frozenset[Role]:
     devices = {config.engine.device, config.trainer.device}
     if "cuda" in devices or (_NVIDIA.exists() and "auto" in devices):
         return frozenset()
-    kinds: dict[Role, bool] = {"engine": config.engine.kind == "torch", "trainer": config.trainer.kind == "fsdp"}
-    roles = {role for role, shares in kinds.items() if shares}
-    return frozenset({"relay", *roles} if roles else ())  # for relays alone it would import too much
+    has_engines, is_fsdp = config.engine.kind == "torch", config.trainer.kind == "fsdp"
+    if not (has_engines or is_fsdp):
+        return frozenset()  # for relays and the torch of megatron's ranks alone it would import too much
+    return frozenset({"relay", *(["engine"] if has_engines else []), "trainer"})
 
 
 class Preloaded:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rollart_hpc.config.schema import EngineConfig, RunConfig
+from rollart_hpc.config.schema import EngineConfig, RunConfig, TrainerConfig
 from rollart_hpc.launch.command import environment
 from rollart_hpc.launch.place import LocalPlace
 from rollart_hpc.launch.plan import Proc
@@ -94,3 +94,12 @@ def test_children_die_with_it_and_what_follows_is_started_plainly(
 
 def test_no_role_that_may_use_a_gpu_is_forked() -> None:
     assert preloaded_roles(RunConfig(engine=EngineConfig(device="cuda"))) == frozenset()
+
+
+def test_roles_share_imports_where_there_is_enough_to_share() -> None:
+    both = frozenset({"relay", "engine", "trainer"})
+    assert preloaded_roles(RunConfig()) == both
+    assert preloaded_roles(RunConfig(trainer=TrainerConfig(kind="megatron"))) == both
+    assert preloaded_roles(RunConfig(engine=EngineConfig(kind="vllm"))) == {"relay", "trainer"}
+    neither = RunConfig(engine=EngineConfig(kind="vllm"), trainer=TrainerConfig(kind="megatron"))
+    assert preloaded_roles(neither) == frozenset()
