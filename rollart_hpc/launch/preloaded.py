@@ -33,10 +33,11 @@ def preloaded_roles(config: RunConfig) -> frozenset[Role]:
     devices = {config.engine.device, config.trainer.device}
     if "cuda" in devices or (_NVIDIA.exists() and "auto" in devices):
         return frozenset()
-    has_engines, is_fsdp = config.engine.kind == "torch", config.trainer.kind == "fsdp"
-    if not (has_engines or is_fsdp):
-        return frozenset()  # for relays and the torch of megatron's ranks alone it would import too much
-    return frozenset({"relay", *(["engine"] if has_engines else []), "trainer"})
+    if config.engine.kind == "torch":
+        return frozenset(("relay", "engine", "trainer"))
+    if config.trainer.kind == "fsdp":
+        return frozenset(("relay", "trainer"))
+    return frozenset()  # for relays and the torch of megatron's ranks alone it would import too much
 
 
 class Preloaded:
