@@ -1,4 +1,4 @@
-"""The comparison of the modes: its arithmetic, what it refuses, and once for real."""
+"""The comparison of the modes: its arithmetic and what it refuses. `make acceptance` makes it for real."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_a_trainer_rank_killed_in_the_middle_of_a_step(run, kind):
 
 
 def test_everything_killed_then_resumed(run):
-    run.start(f"steps={STEPS}", "validation.plays=0", *SLOWLY)
+    run.start("mode=areal", f"steps={STEPS}", "validation.plays=0", *SLOWLY)
     run.until_step(3)
     pids = run.pids()
     run.end()  # the supervisor; its children die with it
@@ -108,7 +108,7 @@ def test_everything_killed_then_resumed(run):
 
 
 def test_cancelled_saves_and_can_be_resumed(run):
-    run.start("steps=50", "validation.plays=0", *SLOWLY)
+    run.start("mode=one_off", "steps=50", "validation.plays=0", *SLOWLY)
     run.until_step(2)
     subprocess.run([sys.executable, "-m", "rollart_hpc.cli", "cancel", str(run.directory)], check=True, timeout=120)
     assert run.process.wait(timeout=120) == 5

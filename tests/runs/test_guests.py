@@ -145,7 +145,7 @@ def fill(path: Path) -> None:
 def test_a_disk_that_fills_in_mid_run_ends_it_clearly_and_loses_nothing(run, small_disk):
     steps = 12
     run.directory = small_disk / "run"
-    run.start(f"steps={steps}", "validation.plays=0", "checkpoint.every=1")
+    run.start("mode=sync_plus", f"steps={steps}", "validation.plays=0", "checkpoint.every=1")
     run.until(lambda: RunDir(run.directory).newest_checkpoint() is not None, "a checkpoint")
     filler = small_disk / "filler"
     fill(filler)
