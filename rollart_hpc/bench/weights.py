@@ -29,8 +29,8 @@ Say = Callable[[str], None]
 @dataclass(frozen=True)
 class Settings:
     collectives: tuple[str, ...] = ("gloo", "mpi")
-    total_mb: int = 256
-    bucket_mb: int = 32
+    total_mb: int = 1024
+    bucket_mb: int = 128
     pairs: int = 5
 
     def __post_init__(self) -> None:
