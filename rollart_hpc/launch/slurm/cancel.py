@@ -24,7 +24,7 @@ from rollart_hpc.launch.slurm.queue import job_names, live_jobs, own_job_ids
 
 INSIST_S = 10.0  # Slurm has so long to end a job before its processes are killed
 LIMIT_S = 60.0
-LOOK_EVERY_S = 0.5
+LOOK_S, LOOK_RARELY_S = 0.5, 4.0  # between two looks at the queue, at first and after a while
 
 Say = Callable[[str], None]
 
@@ -92,6 +92,7 @@ def _ask_debug(run: RunDir, say: Say) -> None:
 
 def _wait(left: Callable[[], object], limit_s: float) -> None:
     """Until nothing is left or the time is up."""
-    deadline_s = time.monotonic() + limit_s
+    deadline_s, wait_s = time.monotonic() + limit_s, LOOK_S
     while left() and time.monotonic() < deadline_s:
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(wait_s)
+        wait_s = min(1.5 * wait_s, LOOK_RARELY_S)

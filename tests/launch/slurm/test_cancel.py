@@ -36,7 +36,7 @@ class Told(Slurm):
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    for name in ("END_S", "INSIST_S", "LIMIT_S", "LOOK_EVERY_S"):
+    for name in ("END_S", "INSIST_S", "LIMIT_S", "LOOK_S", "LOOK_RARELY_S"):
         monkeypatch.setattr(cancel, name, 0.0)
     run = RunDir(tmp_path / "run").create()
     for line in (record.Submitting("x"), record.Submitted(12, 1, "x")):
