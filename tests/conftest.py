@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ LONG = (
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+gc.disable()  # until all modules are there: the collector would go through torch's again and again
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -47,6 +49,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {Path(__file__).parent / name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path, len(LONG)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -75,15 +82,26 @@ def denormals() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One base model for all runs of all pytest's workers, made by the command a user would type."""
-    place = tmp_path_factory.getbasetemp()
+    """One base model for all runs, made by the command a user would type."""
+    return made_once(tmp_path_factory, "base model", make_base_model)
+
+
+@pytest.fixture(scope="session")
+def raw_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model that has learned next to nothing: good enough to be trained for a few steps."""
+    return made_once(tmp_path_factory, "raw model", make_raw_model)
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """By the first of pytest's workers that wants it, for all of them."""
+    place = factory.getbasetemp()
     place = place.parent if "PYTEST_XDIST_WORKER" in os.environ else place
-    directory = place / "base model" / "tiny"
+    directory = place / name / "tiny"
     directory.parent.mkdir(exist_ok=True)
-    with open(place / "base model lock", "w") as lock:
+    with open(place / f"{name} lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not directory.exists():
-            make_base_model(directory)
+            make(directory)
     return directory
 
 
@@ -92,3 +110,13 @@ def make_base_model(directory: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, cwd="/")
     assert done.returncode == 0 and "base model made in" in done.stdout, done.stderr
     assert [path.name for path in directory.parent.iterdir()] == ["tiny"]
+
+
+def make_raw_model(directory: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from rollart_hpc.trainers.base_model import make_tiny_model;"
+        "from rollart_hpc.envs.frozenlake import FrozenLake; from rollart_hpc.envs.sorting import Sorting;"
+        "make_tiny_model(Path(sys.argv[1]), 0, [FrozenLake(), Sorting()], steps=5)"
+    )
+    directory.mkdir()
+    subprocess.run([sys.executable, "-c", code, str(directory)], check=True, capture_output=True, timeout=240)

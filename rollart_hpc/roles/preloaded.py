@@ -9,8 +9,6 @@ Must not start a thread, run a kernel or touch a GPU: a child could not use them
 
 from __future__ import annotations
 
-import gc
-import importlib
 import os
 import runpy
 import socket
@@ -19,16 +17,9 @@ from pathlib import Path
 
 from rollart_hpc.config.forking import MAX_ORDER_BYTES, Fork, Forked, Reaped, read_order, write
 from rollart_hpc.config.process import PARENT_VARIABLE, end_with_parent
-from rollart_hpc.roles.imports import IMPORTS
+from rollart_hpc.roles.imports import load
 
-MODULES = tuple(name for kind in ("relay", "engine.torch", "trainer.fsdp") for name in IMPORTS[kind])
-
-
-def preload() -> None:
-    for name in MODULES:
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # the collector of a child would otherwise touch, and so copy, every page
+KINDS = ("relay", "engine.torch", "trainer.fsdp")
 
 
 def serve(control: socket.socket) -> None:
@@ -79,7 +70,7 @@ def _become(order: Fork) -> None:
 def main() -> None:
     end_with_parent()
     control = socket.socket(fileno=int(sys.argv[1]))
-    preload()
+    load(*KINDS)
     serve(control)
 
 

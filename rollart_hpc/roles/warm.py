@@ -7,19 +7,17 @@ Started on the nodes of a job while its base model is made. Input that ends with
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import runpy
 import sys
 
-from rollart_hpc.roles.imports import IMPORTS
+from rollart_hpc.roles.imports import load
 
 
 def main() -> None:
     kind = sys.argv[1]
-    for name in IMPORTS[kind]:
-        importlib.import_module(name)
+    load(kind)
     line = sys.stdin.readline()
     if not line:
         return

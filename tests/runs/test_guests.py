@@ -18,6 +18,7 @@ import zmq
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.observe import ledger
 from rollart_hpc.wire.keys import load_client
+from tests.runs.test_failures import SLOWLY
 
 pytestmark = pytest.mark.slow
 
@@ -90,7 +91,7 @@ def test_workers_join_a_live_run_readers_follow_it_and_strangers_are_refused(run
     def said(name):
         return (tmp_path / f"{name}.out").read_text()
 
-    run.start("steps=20000", "validation.plays=0")  # the test ends it
+    run.start("steps=20000", "validation.plays=0", *SLOWLY)  # the test ends it
     run.until_step(1)
     run.until(lambda: (joined(run, "env"), joined(run, "engine")) == (2, 2), "all env workers and engines")
     with (

@@ -14,8 +14,6 @@ import fcntl
 import os
 import secrets
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -145,16 +143,3 @@ def locked(path: Path) -> Iterator[None]:
     with open(handle) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base model that has learned next to nothing: good enough to be trained for a few steps."""
-    directory = tmp_path_factory.mktemp("model")
-    code = (
-        "import sys; from pathlib import Path; from rollart_hpc.trainers.base_model import make_tiny_model;"
-        "from rollart_hpc.envs.frozenlake import FrozenLake; from rollart_hpc.envs.sorting import Sorting;"
-        "make_tiny_model(Path(sys.argv[1]), 0, [FrozenLake(), Sorting()], steps=5)"
-    )
-    subprocess.run([sys.executable, "-c", code, str(directory)], check=True, capture_output=True, timeout=240)
-    return directory

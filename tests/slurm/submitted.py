@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rollart_hpc.cli.status import OVER, read_status
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.devcluster.cluster import Cluster
 from rollart_hpc.launch.ownership import read_ownership
 from rollart_hpc.launch.slurm import record
+from rollart_hpc.launch.slurm.queue import Queue
 
 SMALL = Path(__file__).parent.parent / "runs" / "small.yaml"
 LIMIT_S = 400
@@ -85,9 +87,18 @@ class Submitted:
         self.until(has_begun, f"start {count}")
 
     def until_over(self) -> dict[str, Any]:
-        over = ("finished", "failed", "killed", "cancelled", "drained")
-        self.until(lambda: self.status()["state"] in over, "the end")
+        self.until_state(*OVER)
         return self.status()
+
+    def until_state(self, *states: str, attempt: int = 0) -> None:
+        """What `status` looks at, in this process: a command five times a second is half a core."""
+        queue = Queue(self.run)
+
+        def is_there() -> bool:
+            now = read_status(self.run, queue)
+            return now["state"] in states and now["attempt"] >= attempt
+
+        self.until(is_there, " or ".join(states))
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
         until(condition, what, self.told)

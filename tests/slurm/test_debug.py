@@ -19,8 +19,8 @@ TYPED = 'status\nlogs supervisor\necho "within job $SLURM_JOB_ID of $SLURM_HET_S
 
 
 @pytest.fixture
-def run(cluster: Cluster, tmp_path: Path, tiny_model: Path) -> Iterator[Submitted]:
-    one = Submitted(cluster, tmp_path / "a run", tiny_model)
+def run(cluster: Cluster, tmp_path: Path, raw_model: Path) -> Iterator[Submitted]:
+    one = Submitted(cluster, tmp_path / "a run", raw_model)
     yield one
     cluster.slurm.ask("scancel", *map(str, job_ids(one.run)))
 

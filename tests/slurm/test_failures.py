@@ -19,12 +19,12 @@ STEPS = 1000
 
 
 @pytest.fixture
-def run(own_cluster: Cluster, tiny_model: Path) -> Iterator[Submitted]:
+def run(own_cluster: Cluster, raw_model: Path) -> Iterator[Submitted]:
     """Where other users may look if its own mode lets them."""
     parent = own_cluster.place.path.parent / "runs"
     parent.mkdir()
     parent.chmod(0o755)  # whatever the umask
-    one = Submitted(own_cluster, parent / "a run", tiny_model)
+    one = Submitted(own_cluster, parent / "a run", raw_model)
     yield one.submit(
         f"steps={STEPS}", "validation.plays=0", "checkpoint.every=1", "timeouts.silence_s=10", SLOWLY, ALONE
     )
@@ -81,7 +81,7 @@ def dead_slurmd_under_an_engine_requeues_and_the_old_attempt_is_fenced(run: Subm
     assert len(old) > 10
     run.cluster.signal_daemon(f"slurmd-{host}")
     run.until_begun(2)
-    run.until(lambda: run.status()["attempt"] == 2 and run.status()["state"] == "running", "the second attempt")
+    run.until_state("running", attempt=2)
     run.until(lambda: not old & run.processes(), "the end of what survived on the dead node")
     run.until_steps(len(run.ledger()) + 1)
     assert run.ledger()[-1]["attempt"] == 2
@@ -104,5 +104,6 @@ def cancel_saves_a_checkpoint_and_resume_goes_on_from_it(run: Submitted) -> None
 def scancel_leaves_nothing(run: Submitted) -> None:
     run.cluster.slurm.run("scancel", str(run.job))
     run.until(lambda: not run.processes(), "the end of all processes")
-    run.until(lambda: run.status()["state"] == "cancelled", "state cancelled")
+    run.until_state("cancelled")
+    assert run.status()["state"] == "cancelled"
     shutil.rmtree(run.run.store_root, ignore_errors=True)  # KillWait may be too short for the relays to do so

@@ -12,13 +12,13 @@ from tests.slurm.submitted import ALONE, DETERMINISTIC, VERY_SLOWLY, Submitted
 STEPS = 12
 
 
-def test_preempted_and_out_of_time_to_the_same_weights(own_cluster: Cluster, tmp_path: Path, tiny_model: Path) -> None:
+def test_preempted_and_out_of_time_to_the_same_weights(own_cluster: Cluster, tmp_path: Path, raw_model: Path) -> None:
     """Both at once: the second run is not disturbed by what happens to the first."""
     slurm = own_cluster.slurm
     settings = (*DETERMINISTIC, VERY_SLOWLY, f"steps={STEPS}")
-    disturbed = Submitted(own_cluster, tmp_path / "a run", tiny_model).submit(*settings, ALONE, "job.signal_s=100")
+    disturbed = Submitted(own_cluster, tmp_path / "a run", raw_model).submit(*settings, ALONE, "job.signal_s=100")
     disturbed.until_begun(1)
-    other = Submitted(own_cluster, tmp_path / "other", tiny_model).submit(*settings)
+    other = Submitted(own_cluster, tmp_path / "other", raw_model).submit(*settings)
 
     disturbed.until_steps(1)
     (host,) = disturbed.hosts("h800")

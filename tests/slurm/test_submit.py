@@ -70,8 +70,8 @@ network: {env: {FROM_SITE: "a value"}}
 
 
 @pytest.fixture
-def run(cluster: Cluster, tmp_path: Path, tiny_model: Path) -> Iterator[Submitted]:
-    one = Submitted(cluster, tmp_path / "a run", tiny_model)
+def run(cluster: Cluster, tmp_path: Path, raw_model: Path) -> Iterator[Submitted]:
+    one = Submitted(cluster, tmp_path / "a run", raw_model)
     yield one
     jobs = [str(line.job) for line in record.read(one.run) if isinstance(line, (record.Submitted, record.Hired))]
     cluster.slurm.ask("scancel", *jobs)
