@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
@@ -68,18 +69,19 @@ def _checked(observation: Any, done: bool, outcome: Any) -> talk.Observed:
 
 
 def serve(channel: socket.socket) -> None:
-    """Answer requests until the worker closes its end."""
+    """Answer requests until the worker closes its end, be it in the middle of one: that play was cancelled."""
     _own_randomness()
     unpacker = talk.Unpacker()
     player: Player | None = None
-    while data := channel.recv(65536):
-        for body in unpacker.feed(data):
-            request = talk.read_request(body)
-            if isinstance(request, talk.Setup):
-                player = Player(request)
-                continue
-            assert player is not None
-            channel.sendall(_packed(player.do(request)))
+    with contextlib.suppress(ConnectionError):
+        while data := channel.recv(65536):
+            for body in unpacker.feed(data):
+                request = talk.read_request(body)
+                if isinstance(request, talk.Setup):
+                    player = Player(request)
+                    continue
+                assert player is not None
+                channel.sendall(_packed(player.do(request)))
     if player is not None:
         player.close()
 
