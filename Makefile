@@ -32,7 +32,7 @@ fast: install-dev
 	$(BIN)/python .ci/tests -n 3 --dist loadfile --no-loadscope-reorder --durations 10 -m "not slow"
 
 slow: install-dev
-	$(BIN)/python .ci/tests -n 4 --dist loadfile --no-loadscope-reorder --durations 25 -m slow
+	$(BIN)/python .ci/tests -n 3 --dist loadfile --no-loadscope-reorder --durations 25 -m slow
 
 acceptance: install-dev
 	$(BIN)/python tests/acceptance/run.py

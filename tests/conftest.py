@@ -31,6 +31,9 @@ LONG = (
     "trainers/test_megatron.py",
     "trainers/test_ranks.py",
     "flow/test_core_faults.py",
+    "weights/test_direct.py",
+    "cli/test_errors.py",
+    "envs/test_host.py",
 )
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
