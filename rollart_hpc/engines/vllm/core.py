@@ -1,28 +1,26 @@
-"""vLLM itself, as far as we use it: start, requests, steps, weights, end. Owns vLLM's LLMEngine and its quirks.
+"""vLLM itself, as far as we use it: start, requests, steps, weights, end. Owns vLLM's AsyncLLM and its quirks.
 
-LLMEngine is vLLM's synchronous front: `step` returns what the next scheduler step brought, whether the engine core runs
-in this process or in its own, which is what our contract asks for. (AsyncLLM is the same front under asyncio: it can't
-run the core in this process, and a loop of its own would only hand every output to ours.)
+AsyncLLM lives on an event loop in a thread of its own, its engine core in another process, which never waits for us.
+Our contract is driven by one thread in steps: `step` waits for what the core's next scheduler step brings.
 """
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import logging
-from collections.abc import Sequence
+import threading
+from collections import deque
+from collections.abc import Coroutine, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
 from vllm import SamplingParams
-from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
-from vllm.engine.arg_utils import EngineArgs
-from vllm.inputs import TokensPrompt
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.inputs.engine import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
-from vllm.usage.usage_lib import UsageContext
-from vllm.v1.engine.llm_engine import LLMEngine
-from vllm.v1.executor import Executor
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from rollart_hpc.engines.contract import Counters
 from rollart_hpc.engines.vllm.settings import Setup, arguments
@@ -30,51 +28,51 @@ from rollart_hpc.engines.vllm.updates import INCOMPLETE, Update
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.types import WeightsId
 
+T = TypeVar("T")
+
+_STEP_S = 0.1  # a core that only waits, for KV of another engine, must not keep us from hearing the controller
+
 
 class StepCounter:
     """Stands in for vLLM's loggers: what each step ran, for our counters."""
 
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
+    def __init__(self, counters: Counters, moved: threading.Event) -> None:
+        self._counters, self._moved = counters, moved
 
-    def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None) -> None:
-        self._counters.num_forwards += 1
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
         if iteration_stats is not None:
+            self._counters.num_forwards += 1
             self._counters.num_decode_tokens += iteration_stats.num_generation_tokens
             self._counters.num_prefill_tokens += iteration_stats.prompt_token_stats.computed
-
-    def log(self) -> None:
-        pass
+        self._moved.set()
 
 
 class VllmCore:
     def __init__(self, setup: Setup, counters: Counters) -> None:
         logging.getLogger("vllm").setLevel(logging.WARNING)
-        threads = torch.get_num_threads()
-        self._owns_group = setup.in_process and not torch.distributed.is_initialized()
-        config = engine_args(setup).create_engine_config(UsageContext.ENGINE_CONTEXT)
-        self._llm: Any = LLMEngine(
-            config, Executor.get_class(config), log_stats=True, multiprocess_mode=not setup.in_process
-        )
-        if setup.in_process:
-            torch.set_num_threads(threads)
-        self._llm.logger_manager = StepCounter(counters)
-        self.vocabulary = int(config.model_config.get_vocab_size())
-        self._core = self._llm.engine_core
-        self._in_process = setup.in_process
-        self._names: dict[int, str] = {}
+        self._moved = threading.Event()  # a step is over, or a request
+        self._ended: deque[RequestOutput | BaseException] = deque()
+        self._requests: dict[int, asyncio.Task[None]] = {}
+        self._aborted: set[asyncio.Task[None]] = set()  # that have not told vLLM yet
+        self._names: dict[int, str] = {}  # vLLM's own, of those it has taken
+        self._llm: Any = AsyncLLM.from_engine_args(engine_args(setup))
+        self._llm.logger_manager = StepCounter(counters, self._moved)  # its outputs are read from the first request on
+        self.vocabulary = int(self._llm.model_config.get_vocab_size())
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
+        self._thread.start()
+        self._call(self._llm.get_supported_tasks())  # which the first requests would ask for all at once
         self.pause()  # until the first install
 
     # --- requests ------------------------------------------------------------------------------
 
     def add(self, request: int, ids: Sequence[int], params: SamplingParams) -> None:
-        name = str(request)
-        self._names[request] = self._llm.add_request(name, TokensPrompt(prompt_token_ids=list(ids)), params)
+        self._loop.call_soon_threadsafe(self._begin, request, ids, params)
 
     def abort(self, request: int) -> None:
-        name = self._names.pop(request, None)
-        if name is not None:
-            self._llm.abort_request([name], internal=True)
+        self._loop.call_soon_threadsafe(self._end, request)
 
     def num_done(self, request: int) -> int:
         """Tokens of a request whose KV is lost in an install; 0 while nothing was sampled."""
@@ -83,19 +81,55 @@ class VllmCore:
         return state.prompt_len + num_sampled if num_sampled else 0
 
     def step(self) -> list[RequestOutput]:
-        outputs = [output for output in self._llm.step() if output.finished]
-        for output in outputs:
-            self._names.pop(int(output.request_id), None)
+        """What has ended, after the next scheduler step at the latest."""
+        if not self._ended:
+            self._moved.wait(_STEP_S)
+        self._moved.clear()
+        outputs = []
+        while self._ended:
+            ended = self._ended.popleft()
+            if isinstance(ended, BaseException):
+                raise ended
+            outputs.append(ended)
         return outputs
+
+    def _begin(self, request: int, ids: Sequence[int], params: SamplingParams) -> None:
+        self._requests[request] = task = self._loop.create_task(self._answer(request, ids, params))
+        task.add_done_callback(lambda task: self._over(request, task))
+
+    def _end(self, request: int) -> None:
+        if task := self._requests.get(request):
+            self._aborted.add(task)
+            task.cancel()
+
+    def _over(self, request: int, task: asyncio.Task[None]) -> None:
+        del self._requests[request]
+        self._names.pop(request, None)
+        self._aborted.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._ended.append(error)  # it ends the engine: the thread that drives it must hear of it
+        self._moved.set()
+
+    async def _answer(self, request: int, ids: Sequence[int], params: SamplingParams) -> None:
+        try:
+            collector = await self._llm.add_request(str(request), tokens_input(list(ids)), params)
+            self._names[request] = collector.request_id
+            self._ended.append(await collector.get())  # FINAL_ONLY: there is one output
+        except asyncio.CancelledError:
+            await self._llm.abort(str(request))
 
     # --- weights -------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Running requests go back to the queue with their tokens; all KV is dropped."""
-        self._utility("pause_scheduler", "keep", True)
+        """Running requests go back to the queue with their tokens; all KV is dropped, what was sampled has come."""
+        self._call(self._pause())
+
+    async def _pause(self) -> None:
+        await asyncio.gather(*self._aborted, return_exceptions=True)
+        await self._llm.pause_generation(mode="keep", clear_cache=True)
 
     def resume(self) -> None:
-        self._utility("resume_scheduler")
+        self._call(self._llm.resume_generation())
 
     def install(self, weights_id: WeightsId, update: Update | list[Update]) -> int:
         """Every worker takes the version, by its own update if there is one for each; returns the bytes it took.
@@ -103,37 +137,45 @@ class VllmCore:
         Tokens sampled from now on carry the version's number. What failed may work next time, but a version that lacks
         something will lack it again: this process ends by it.
         """
-        answers: list[int | str] = self._llm.collective_rpc("take_weights", args=(update,))
+        answers: list[int | str] = self._call(self._llm.collective_rpc("take_weights", args=(update,)))
         errors = [answer for answer in answers if isinstance(answer, str)]
         if errors:
             kind = RuntimeError if any(INCOMPLETE in error for error in errors) else SiteError
             raise kind(f"vLLM's workers did not take weights {weights_id}: {errors[0]}")
-        self._llm.set_weight_version(str(weights_id.version))
+        self._call(self._llm.update_weight_version(str(weights_id.version)))
         return int(answers[0])
 
     def close(self) -> None:
-        self._core.shutdown()
-        if self._in_process:
-            destroy_model_parallel()
-        if self._owns_group:
-            destroy_distributed_environment()
+        self._call(self._end_all())
+        self._llm.shutdown()
+        self._call(self._settled())
+        self._llm = None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
-    def _utility(self, method: str, *args: Any) -> None:
-        if self._in_process:
-            getattr(self._core.engine_core, method)(*args)
-        else:
-            self._core.call_utility(method, *args)
+    async def _end_all(self) -> None:
+        for request in self._requests:
+            self._end(request)
+        await asyncio.gather(*self._aborted, return_exceptions=True)
+
+    async def _settled(self) -> None:
+        """Tasks of vLLM's own, which its shutdown cancels."""
+        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
-def engine_args(setup: Setup) -> EngineArgs:
+def engine_args(setup: Setup) -> AsyncEngineArgs:
     wanted = arguments(setup)
-    known = {f.name for f in fields(EngineArgs)}
+    known = {f.name for f in fields(AsyncEngineArgs)}
     for name in wanted.keys() - known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else "see vLLM's engine arguments"
         raise UserError(f"engine.vllm.{name}: vLLM has no such engine argument", hint)
     try:
-        return EngineArgs(**wanted)
+        return AsyncEngineArgs(**wanted)
     except (TypeError, ValueError) as error:
         raise UserError(f"engine.vllm: vLLM refuses its arguments: {error}", "correct the run file") from None
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rollart_hpc.engines.vllm.settings import Setup, arguments, set_environment, use_processes
+from rollart_hpc.engines.vllm.settings import Setup, arguments, set_environment
 
 _OURS = ("worker_extension_cls", "weight_transfer_config")
 
@@ -18,7 +18,6 @@ _OURS = ("worker_extension_cls", "weight_transfer_config")
 class RawVllm:
     def __init__(self, setup: Setup) -> None:
         set_environment(setup)
-        use_processes(True)  # as it comes
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 

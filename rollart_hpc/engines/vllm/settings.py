@@ -1,8 +1,7 @@
 """From our configuration to vLLM's: environment variables and engine arguments. Owns both; starts nothing.
 
 `engine.vllm` in the run file may set any engine argument but the reserved ones, which this package relies on.
-On a CPU the engine core runs inside the engine's process: it starts in seconds and needs a third of the memory.
-On a GPU, and with tensor parallelism, it has processes of its own, so that scheduling overlaps with the forward.
+vLLM's engine core has a process of its own, so that scheduling overlaps with what ours does.
 """
 
 from __future__ import annotations
@@ -47,10 +46,6 @@ class Setup:
 
         return not torch.cuda.is_available()
 
-    @property
-    def in_process(self) -> bool:
-        return self.on_cpu and self.tensor_parallel == 1
-
 
 def set_environment(setup: Setup) -> None:
     """Before vLLM is imported. What the user has set already stays."""
@@ -73,18 +68,12 @@ def set_environment(setup: Setup) -> None:
         variables |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": setup.host, "VLLM_NIXL_SIDE_CHANNEL_PORT": port}
     for name, value in variables.items():
         os.environ.setdefault(name, value)
-    use_processes(not setup.in_process)
 
 
 def free_port(host: str) -> int:
     """For whoever wants to be told a number: the system's choice, though not kept for us until it is used."""
     with socket.create_server((host, 0)) as probe:
         return int(probe.getsockname()[1])
-
-
-def use_processes(is_wanted: bool) -> None:
-    """Whether vLLM's workers get processes of their own."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(is_wanted))
 
 
 def arguments(setup: Setup) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Weights straight into vLLM's workers: one rank for each, whether the core runs in this process or has its own."""
+"""Weights straight into vLLM's workers: one rank for each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEADLINE_S = 30.0
 BUCKET_BYTES = 3000  # several for each layer, so that its tensors come in more than two
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["in-process", "two-workers"])
+@pytest.fixture(scope="module", params=[1, 2], ids=["one worker", "two workers"])
 def engine(request, wide, tmp_path_factory):
     from rollart_hpc.engines.vllm.engine import VllmEngine
 

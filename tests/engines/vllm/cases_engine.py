@@ -1,4 +1,4 @@
-"""Engine `vllm` by the same contract as engine `torch`: one real engine, in this process, for the whole file."""
+"""Engine `vllm` by the same contract as engine `torch`: one real engine for the whole file."""
 
 from __future__ import annotations
 

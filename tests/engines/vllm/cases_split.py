@@ -161,11 +161,10 @@ def test_gpus_use_nixl(wide, tmp_path, monkeypatch):
     setup = Setup(wide.directory, config, max_len=100, scratch=tmp_path, kv_directory=tmp_path, tensor_parallel=4)
     chosen = arguments(setup)
     assert chosen["kv_transfer_config"]["kv_connector"] == "NixlConnector"
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"])  # is put back
     for name in ("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"):
         monkeypatch.delenv(name, raising=False)
     set_environment(setup)
     assert os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] == setup.host
     assert int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"]) > 1024  # engines of a node need one each
     assert prefill_params(setup, "k")["do_remote_decode"] is True
-    assert chosen["tensor_parallel_size"] == 4 and "enforce_eager" not in chosen and not setup.in_process
+    assert chosen["tensor_parallel_size"] == 4 and "enforce_eager" not in chosen
