@@ -51,7 +51,7 @@ def end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
     """Have the kernel end this process when its supervisor dies. Without a supervisor (`join`) it lives by itself."""
     leader = os.environ.pop(LEADER_VARIABLE, "")
     if leader:
-        _end_with(int(leader))
+        end_with(int(leader))
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if not parent:
         return
@@ -60,7 +60,7 @@ def end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
         sys.exit(EXIT_LINK_LOST)
 
 
-def _end_with(ancestor: int) -> None:
+def end_with(ancestor: int) -> None:
     """The kernel's tie reaches parents only; an ancestor is watched by a thread."""
 
     def watch() -> None:

@@ -7,12 +7,15 @@ import os
 import zlib
 from typing import TYPE_CHECKING
 
+from rollart_hpc.config.process import end_with
 from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.roles.start import Start, connect, data_address, run_role
 
 if TYPE_CHECKING:
     from rollart_hpc.engines.contract import Engine
+
+ENGINE_VARIABLE = "ROLLART_ENGINE"  # tells vLLM's processes whose they are
 
 
 def capacity(config: EngineConfig) -> int:
@@ -37,6 +40,7 @@ def _make_vllm(start: Start, max_len: int, seed: int) -> Engine:
     from rollart_hpc.weights.store import NodeStore
 
     os.umask(0o077)  # what vLLM writes is as private as what we write
+    os.environ[ENGINE_VARIABLE] = str(os.getpid())
     config, pools = start.config, start.config.pools
     setup = Setup(
         model=start.run.model,
@@ -79,3 +83,5 @@ def main(start: Start) -> None:
 
 if __name__ == "__main__":
     run_role("engine", main)
+elif __name__ == "__mp_main__":  # a process of vLLM's: it would go on for ever without us
+    end_with(int(os.environ[ENGINE_VARIABLE]))

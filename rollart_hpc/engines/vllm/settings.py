@@ -63,6 +63,8 @@ def set_environment(setup: Setup) -> None:
             "TORCHDYNAMO_DISABLE": "1",  # the first request with log-probs would compile for seconds
             "VLLM_HOST_IP": "127.0.0.1",
         }
+        if setup.tensor_parallel == 1:  # a worker in the core's process: a third one would only start later
+            variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     elif setup.kv_directory is not None:
         port = str(free_port(setup.host))
         variables |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": setup.host, "VLLM_NIXL_SIDE_CHANNEL_PORT": port}
