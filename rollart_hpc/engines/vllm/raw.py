@@ -24,7 +24,7 @@ class RawVllm:
         values: dict[str, Any] = {k: v for k, v in arguments(setup).items() if k not in _OURS}
         self._loop = asyncio.new_event_loop()
         args = AsyncEngineArgs(**values, disable_log_stats=True)
-        self._llm = self._loop.run_until_complete(_started(AsyncLLM, args))
+        self._llm: Any = self._loop.run_until_complete(_started(AsyncLLM, args))
 
     def seconds(self, prompts: Sequence[Sequence[int]], num_new_tokens: int) -> float:
         """How long it takes to answer them all at once."""
@@ -47,6 +47,7 @@ class RawVllm:
 
     def close(self) -> None:
         self._llm.shutdown()
+        self._llm = None
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
 
 
