@@ -10,6 +10,11 @@ EXIT_USER = 2
 EXIT_ENVIRONMENT = 3
 
 
+def install(extras: str) -> str:
+    """What to do about a package of ours that is missing."""
+    return f"in the checkout of rollart-hpc: pip install '.[{extras}]'"
+
+
 class RollartError(Exception):
     """What went wrong, and what to do next."""
 

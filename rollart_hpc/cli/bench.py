@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib.util import find_spec
 
 from rollart_hpc.bench import engine as bench_engine
 from rollart_hpc.bench import hub as bench_hub
@@ -11,6 +12,8 @@ from rollart_hpc.bench import modes as bench
 from rollart_hpc.bench import trainer as bench_trainer
 from rollart_hpc.bench import weights as bench_weights
 from rollart_hpc.config.schema import MODES
+from rollart_hpc.errors import SiteError
+from rollart_hpc.launch.leader import find_mpiexec
 
 
 def modes(args: argparse.Namespace) -> int:
@@ -44,7 +47,18 @@ def trainer(args: argparse.Namespace) -> int:
 
 
 def weights(args: argparse.Namespace) -> int:
-    settings = bench_weights.Settings(tuple(args.collectives), args.total_mb, args.bucket_mb, args.pairs)
+    settings = bench_weights.Settings(
+        tuple(args.collectives or _collectives()), args.total_mb, args.bucket_mb, args.pairs
+    )
     rows, exposed = bench_weights.bench_weights(settings, lambda text: print(text, file=sys.stderr, flush=True))
     print(bench_weights.as_json(settings, rows, exposed) if args.json else bench_weights.table(rows, exposed))
     return 0
+
+
+def _collectives() -> list[str]:
+    """MPI where it is installed."""
+    try:
+        find_mpiexec()
+    except SiteError:
+        return ["gloo"]
+    return ["gloo", "mpi"] if find_spec("mpi4py") else ["gloo"]

@@ -8,17 +8,18 @@ import sys
 from dataclasses import asdict
 
 from rollart_hpc.config.load import load_all
-from rollart_hpc.errors import ConfigError
+from rollart_hpc.errors import ConfigError, UserError
 from rollart_hpc.launch.plan import make_plan
 
 
 def check(args: argparse.Namespace) -> int:
     try:
         loaded = load_all(args.run, args.overrides, args.site)
-    except ConfigError as error:
+    except UserError as error:
         if not args.json:
             raise
-        print(json.dumps({"good": False, "problems": error.problems, "warnings": []}, indent=1))
+        problems = error.problems if isinstance(error, ConfigError) else [str(error)]
+        print(json.dumps({"good": False, "problems": problems, "warnings": []}, indent=1))
         return error.exit_code
     plan = make_plan(loaded.config, loaded.site)
     if args.json:

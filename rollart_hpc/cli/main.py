@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -134,7 +135,7 @@ def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     modes.add_argument("--model", type=Path, help="base model to begin from; made once for all runs if not given")
     modes.add_argument("--json", action="store_true", help="machine-readable")
     weights = _add(kinds, "weights", "rollart_hpc.cli.bench:weights", "weights through relays against the transport")
-    weights.add_argument("--collectives", nargs="+", choices=("gloo", "mpi"), default=["gloo", "mpi"])
+    weights.add_argument("--collectives", nargs="+", choices=("gloo", "mpi"), help="default: those that are installed")
     weights.add_argument("--total-mb", type=int, default=1024, help="bytes of the weights")
     weights.add_argument("--bucket-mb", type=int, default=128, help="bytes of a bucket")
     weights.add_argument("--pairs", type=int, default=5, help="interleaved pairs; their median counts")
@@ -201,6 +202,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _load(args.function)(args)
     except RollartError as error:
+        if getattr(args, "json", False):
+            print(json.dumps({"error": error.what, "fix": error.fix}, indent=1))
         print(f"rollart-hpc: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import argparse
 import importlib.util
 import time
 
-from rollart_hpc.errors import RollartError, SiteError
+from rollart_hpc.errors import RollartError, SiteError, install
 from rollart_hpc.models.directory import made_whole
 
 TINY_BYTES = 16 << 20
@@ -49,7 +49,7 @@ def _need(*modules: str) -> None:
     """Looks them up without importing them."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise SiteError(f"not installed: {', '.join(missing)}", "pip install 'rollart-hpc[train,model]'")
+        raise SiteError(f"not installed: {', '.join(missing)}", install("train,model"))
 
 
 def _say(text: str) -> None:

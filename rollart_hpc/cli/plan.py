@@ -17,7 +17,7 @@ SITE_VARIABLE = "ROLLART_SITE"
 
 
 def plan(args: argparse.Namespace) -> int:
-    loaded = load_for_site(args)
+    loaded = load_for_site(args, needs_model=False)
     found = make_plan(loaded.config, loaded.site)
     if args.json:
         head = {"run": loaded.config.name, "site": loaded.site.name}
@@ -28,11 +28,12 @@ def plan(args: argparse.Namespace) -> int:
     return 0
 
 
-def load_for_site(args: argparse.Namespace) -> Loaded:
+def load_for_site(args: argparse.Namespace, *, needs_model: bool = True) -> Loaded:
     """--site, else ROLLART_SITE, else the run file's, else the only site file of the user. Prints warnings."""
     own = packaged.user_names("sites")
     else_site = own[0] if len(own) == 1 else RunConfig.site
-    loaded = load_all(args.run, args.overrides, args.site or os.environ.get(SITE_VARIABLE), else_site)
+    site = args.site or os.environ.get(SITE_VARIABLE)
+    loaded = load_all(args.run, args.overrides, site, else_site, needs_model=needs_model)
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return loaded

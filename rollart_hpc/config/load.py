@@ -23,7 +23,7 @@ from yaml import YAMLError
 from rollart_hpc.config import packaged
 from rollart_hpc.config.callables import find_code_problems
 from rollart_hpc.config.check import Tree, find_problems
-from rollart_hpc.config.rules import find_conflicts, find_oddities
+from rollart_hpc.config.rules import find_conflicts, find_model_problems, find_oddities
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig, find_site_conflicts
 from rollart_hpc.errors import ConfigError, UserError
@@ -44,11 +44,16 @@ def load(run: str | Path, overrides: Sequence[str] = (), site: str | Path | None
 
 
 def load_all(
-    run: str | Path, overrides: Sequence[str] = (), site: str | Path | None = None, else_site: str = RunConfig.site
+    run: str | Path,
+    overrides: Sequence[str] = (),
+    site: str | Path | None = None,
+    else_site: str = RunConfig.site,
+    *,
+    needs_model: bool = True,
 ) -> Loaded:
     """`run` and `site` are names of files or paths; `overrides` are `key=value`.
 
-    `else_site` holds if neither `site` nor the run says anything.
+    `else_site` holds if neither `site` nor the run says anything. Without `needs_model` a missing one is a warning.
     """
     problems: list[str] = []
     path = packaged.find("runs", str(run))
@@ -63,9 +68,12 @@ def load_all(
     code_problems = find_code_problems(tree)
     config = _build(RunConfig, tree, problems, f"run {run}", code_problems)
     conflicts = find_conflicts(config) + code_problems
+    absent = list(find_model_problems(config))
+    if needs_model:
+        conflicts += absent
     if conflicts:
         raise ConfigError(f"run {run}", conflicts)
-    return Loaded(config, site_config, find_oddities(config, said.get("flow") or {}))
+    return Loaded(config, site_config, [*absent, *find_oddities(config, said.get("flow") or {})])
 
 
 def load_site(site: str | Path) -> SiteConfig:

@@ -21,7 +21,7 @@ _ONLY_ROLLART = {"streaming": False, "redundancy": 0, "redundant_groups": 0}  # 
 
 def find_conflicts(config: RunConfig) -> list[str]:
     """Every reason why this run can't be carried out."""
-    found = [*_name(config), *_tasks(config), *_model(config), *_deterministic(config), *_processes(config)]
+    found = [*_name(config), *_tasks(config), *_deterministic(config), *_processes(config)]
     found.extend(find_option_problems("job.sbatch", config.job.sbatch))
     found.extend([*_engine(config), *_split(config), *_trainer(config)])
     for name, task in config.tasks.items():
@@ -85,7 +85,8 @@ def _task(task: TaskConfig) -> Iterator[str]:
         )
 
 
-def _model(config: RunConfig) -> Iterator[str]:
+def find_model_problems(config: RunConfig) -> Iterator[str]:
+    """Of a model that lies here or will lie here when the run starts."""
     model = config.model
     if model.kind != "directory":
         return

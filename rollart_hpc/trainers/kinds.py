@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.errors import SiteError
+from rollart_hpc.errors import SiteError, install
 from rollart_hpc.trainers.contract import Trainer
 from rollart_hpc.trainers.world import World
 
@@ -23,4 +23,4 @@ def make_trainer(config: RunConfig, model_dir: Path, world: World) -> Trainer:
         if not (error.name or "").startswith(("megatron", "transformer_engine")):
             raise
         what = f"trainer.kind is megatron, but {error.name} is not installed"
-        raise SiteError(what, "install rollart-hpc[megatron], and transformer_engine on GPUs") from None
+        raise SiteError(what, f"{install('megatron')}, and transformer_engine on GPUs") from None

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from rollart_hpc.config.schema import LoraConfig
-from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.errors import SiteError, UserError, install
 
 ADAPTER = "default"
 _BASE = ".base_layer."
@@ -27,7 +27,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
     try:
         import peft
     except ImportError:
-        raise SiteError("trainer.lora needs peft, which is not installed", "pip install 'rollart-hpc[lora]'") from None
+        raise SiteError("trainer.lora needs peft, which is not installed", install("lora")) from None
     targets: Any = [name.strip() for name in lora.targets.split(",") if name.strip()]
     if lora.targets == "all-linear":
         targets = sorted({name.rsplit(".", 1)[-1] for name, module in _linears(model)})

@@ -81,5 +81,8 @@ def write_quickstart(results: list[Result]) -> None:
         "",
         "On FrozenLake a held-out seed is not always an unseen map: there are few 4x4 maps, and most of those for",
         "validation occur in training too. The questions of `sorting` are drawn from 151,200: nearly all are new.",
+        "",
+        "A seed decides what is played, not which trajectory is ready first: the same seed may end some hundredths",
+        "higher or lower next time.",
     ]
     write_page("quickstart", lines)

@@ -121,3 +121,11 @@ def test_a_disk_that_fills_up_during_preparation(cli: Cli, run_file: Path, small
 def test_a_place_where_nobody_may_write(cli: Cli, run_file: Path) -> None:
     done = cli("run", run_file, "--run-dir", "/proc/rollart")
     assert done.returncode == 3 and "Traceback" not in done.stderr and "can't write /proc/rollart" in done.stderr
+
+
+def test_programs_are_told_why_in_json(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("steps: [")
+    checked = json.loads(cli("check", "broken.yaml", "--json").stdout)
+    assert not checked["good"] and "broken.yaml" in checked["problems"][0]
+    planned = cli("plan", "nowhere.yaml", "--json")
+    assert planned.returncode == 2 and "nowhere.yaml" in json.loads(planned.stdout)["error"]

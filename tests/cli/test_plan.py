@@ -28,3 +28,11 @@ def test_the_wrong_door_names_the_right_one(cli: Cli, tmp_path: Path) -> None:
 def test_what_is_impossible_is_an_error_without_slurm(cli: Cli) -> None:
     done = cli("submit", "quickstart", "--site", "dev", "--dry-run", "trainer.ranks=40")
     assert done.returncode == 2 and "a job may have 2" in done.stderr and done.stdout == ""
+
+
+def test_a_plan_needs_no_model(cli: Cli) -> None:
+    found = cli("plan", "qwen3-32b-h800-h20", "--site", "h800-h20", "--json")
+    assert found.returncode == 0 and json.loads(found.stdout)["gpu_hours"] > 0
+    assert "warning: model.path: empty" in found.stderr
+    refused = cli("submit", "qwen3-32b-h800-h20", "--site", "h800-h20", "--dry-run")
+    assert refused.returncode == 2 and "model.path: empty" in refused.stderr

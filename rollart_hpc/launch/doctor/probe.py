@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rollart_hpc import __version__
 from rollart_hpc.config.site import SiteConfig
-from rollart_hpc.errors import SiteError
+from rollart_hpc.errors import SiteError, install
 from rollart_hpc.launch.doctor.exchange import Caller, dial, echo, listen
 from rollart_hpc.launch.doctor.files import Folder
 from rollart_hpc.launch.finding import Finding, fail, good, warn
@@ -45,7 +45,7 @@ def _python(site: SiteConfig, name: str) -> Iterator[Finding]:
     check = f"{name}: python"
     yield good(check, f"{sys.executable} ({platform.python_version()}), rollart-hpc {__version__}, on {_host()}")
     if site.classes[name].gpus and importlib.util.find_spec("torch") is None:
-        fix = "pip install 'rollart-hpc[train]' into it, or name another interpreter (python) or load it (prologue)"
+        fix = f"{install('train')} with it, or name another interpreter (python) or load it (prologue)"
         yield fail(check, "it has no torch, which engines and trainers need", fix)
 
 
