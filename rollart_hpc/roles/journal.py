@@ -51,7 +51,7 @@ class Journal:
         self._began = time.monotonic()
         self._before_s = _elapsed_before(run)
         self._last_step_s = self._began
-        self._last_tokens = 0
+        self._last_tokens = self._generated_tokens()  # a restored run has some already
         self._tokens_per_s = 0.0
         self._status_due = 0.0
         self._state, self._reason = "starting", ""
