@@ -107,7 +107,6 @@ class Core:
             self._lost(ev.Lost(event.worker, "replaced"))
         worker = Worker(event.worker, event.role, event.node, event.pool, event.capacity, event.num_ranks)
         self.workers[event.worker] = worker
-        self.tally.joined[event.role] += 1
         if event.role == "engine":
             self.router.join(worker)
         if event.role == "trainer" and event.capacity > 0:
@@ -118,7 +117,6 @@ class Core:
         worker = self.workers.pop(event.worker, None)
         if worker is None:
             return
-        (self.tally.left if event.is_leaving else self.tally.lost)[worker.role] += 1
         self.router.engines.pop(worker.name, None)
         self.plays.lost(worker)
         if self.publisher.trainer is worker:

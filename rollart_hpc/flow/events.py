@@ -30,7 +30,6 @@ class Joined:
 class Lost:
     worker: str
     reason: str = ""
-    is_leaving: bool = False  # of its own accord
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,13 +118,10 @@ class TaskTally:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of everything that came and went."""
+    """Counts of everything that happened to the work; who joined and left is not its business."""
 
     dropped: Counter[str] = field(default_factory=Counter)
     tasks: dict[str, TaskTally] = field(default_factory=dict)
-    joined: Counter[str] = field(default_factory=Counter)
-    lost: Counter[str] = field(default_factory=Counter)
-    left: Counter[str] = field(default_factory=Counter)  # of their own accord
     staleness: Counter[int] = field(default_factory=Counter)  # of trained trajectories
     fallbacks: int = 0
     stray_requests: int = 0  # outside the task's own pool while that was alive: stays 0
@@ -142,9 +139,7 @@ class Tally:
     progress: int = 0  # grows with every event that moves the run
 
     def snapshot(self) -> dict[str, Any]:
-        """Without membership: who joined and left is the story of one controller, not of the trained chain."""
-        apart = ("joined", "lost", "left", "tasks")
-        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "tasks"}
         plain = {name: dict(value) if isinstance(value, Counter) else value for name, value in kept.items()}
         return plain | {"tasks": {name: task.snapshot() for name, task in self.tasks.items()}}
 

@@ -37,7 +37,7 @@ class WorkerStatus(msgspec.Struct):
     joined: int = 0
     lost: int = 0
     alive: int = 0
-    left: int = 0  # of their own accord: elastic workers without work
+    left: int = 0  # in good order: elastic workers without work, all of an attempt that ended before this one
 
 
 class WeightsStatus(msgspec.Struct):

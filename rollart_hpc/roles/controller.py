@@ -135,7 +135,7 @@ class Controller:
             self.journal.gone(hello, change.reason, change.is_leaving)
             if change.is_silent:
                 self._silent[hello.name] = (time.monotonic() + self.config.timeouts.silence_s, hello)
-            self.pending.append(ev.Lost(hello.name, change.reason, change.is_leaving))
+            self.pending.append(ev.Lost(hello.name, change.reason))
 
     def _tick_if_due(self) -> None:
         now = time.monotonic()

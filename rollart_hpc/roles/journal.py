@@ -6,6 +6,7 @@ weights it came from and led to, so the chain that survives restores can be foll
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter, defaultdict
 from typing import Any
@@ -30,10 +31,10 @@ from rollart_hpc.observe.status import (
     write_status,
 )
 from rollart_hpc.observe.trace import Tracer
+from rollart_hpc.roles.roll import JOINED, LEFT, LOST, Roll
 from rollart_hpc.wire import messages as ms
 
 STATUS_EVERY_S = 1.0
-JOINED, LOST, LEFT = "worker_joined", "worker_lost", "worker_left"
 
 
 class Journal:
@@ -44,7 +45,7 @@ class Journal:
         self.tracer = Tracer(run.trace_part(core.attempt, "controller"), "controller")
         self.tracer.set_offset(0.0)
         mend(run.ledger)
-        self._earlier = _earlier_workers(run)
+        self._roll = _earlier_roll(run)
         self._spent_s: defaultdict[str, float] = defaultdict(float)  # of all processes together, since the last step
         self._moved_s = 0.0  # publishing and passing on weights
         self._moved_bytes = 0
@@ -55,6 +56,7 @@ class Journal:
         self._tokens_per_s = 0.0
         self._status_due = 0.0
         self._state, self._reason = "starting", ""
+        self.event(JOINED, "controller", f"attempt {core.attempt}, pid {os.getpid()}", role="controller")
 
     @property
     def time_s(self) -> float:
@@ -70,8 +72,10 @@ class Journal:
     def gone(self, hello: ms.Hello, reason: str, is_leaving: bool) -> None:
         self.event(LEFT if is_leaving else LOST, hello.name, reason, role=hello.role)
 
-    def event(self, what: str, name: str, detail: str = "", **more: str) -> None:
+    def event(self, what: str, name: str, detail: str = "", role: str = "") -> None:
+        more = {"role": role} if role else {}
         self.metrics.event(what, time_s=self.time_s, name=name, detail=detail, **more)
+        self._roll.see(what, role, detail)
 
     def saw(self, message: ms.Message) -> None:
         """Where time went, as the processes tell it in passing."""
@@ -241,14 +245,10 @@ class Journal:
 
     def _workers(self) -> dict[str, WorkerStatus]:
         alive: Counter[str] = Counter(worker.role for worker in self.core.workers.values())
-        tally = self.core.tally
-        joined, lost, left = Counter(tally.joined), Counter(tally.lost), Counter(tally.left)
-        joined.update(self._earlier[JOINED])
-        lost.update(self._earlier[LOST])
-        left.update(self._earlier[LEFT])
-        joined["controller"], alive["controller"] = lost["controller"] + 1, 1
-        roles = sorted({*joined, "env", "engine", "trainer", "reward"})
-        return {role: WorkerStatus(joined[role], lost[role], alive[role], left[role]) for role in roles}
+        alive["controller"] = 1
+        roll = self._roll
+        roles = sorted({*roll.joined, "env", "engine", "trainer", "reward"})
+        return {role: WorkerStatus(roll.joined[role], roll.lost[role], alive[role], roll.left[role]) for role in roles}
 
     def _generated_tokens(self) -> int:
         return sum(task.decode_tokens for task in self.core.tally.tasks.values())
@@ -274,18 +274,12 @@ def _means(record: ev.RecordStep) -> dict[str, dict[str, float]]:
     }
 
 
-def _earlier_workers(run: RunDir) -> dict[str, Counter[str]]:
-    """Who joined under earlier controllers of this run. Each of those is itself a loss, and so is all it had."""
-    found: dict[str, Counter[str]] = {JOINED: Counter(), LOST: Counter(), LEFT: Counter()}
-    earlier = [n for n in run.attempt_numbers() if run.controller(n).exists() and not run.controller(n).is_symlink()]
-    if not earlier:
-        return found
+def _earlier_roll(run: RunDir) -> Roll:
+    """Who came and went under earlier controllers of this run."""
+    roll = Roll()
     for line in metrics.of_kind(metrics.read(run.metrics), "event"):
-        if line["what"] in found and "role" in line:
-            found[line["what"]][line["role"]] += 1
-    found[LOST] = found[JOINED] - found[LEFT]
-    found[LOST]["controller"] = len(earlier)
-    return found
+        roll.see(line.get("what", ""), line.get("role", ""), line.get("detail", ""))
+    return roll
 
 
 def _elapsed_before(run: RunDir) -> float:

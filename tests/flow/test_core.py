@@ -222,7 +222,6 @@ def test_a_snapshot_survives_json_and_keeps_the_tally():
     twin = Core(scene.core.policy, 2, json.loads(json.dumps(scene.core.snapshot())))
     assert twin.tally.tasks == scene.core.tally.tasks
     assert twin.tally.dropped == scene.core.tally.dropped and twin.tally.staleness == scene.core.tally.staleness
-    assert not twin.tally.joined
 
 
 def test_transcripts_to_score_are_counted_unless_they_are_held_back():
@@ -230,10 +229,9 @@ def test_transcripts_to_score_are_counted_unless_they_are_held_back():
         scene = Scene(rewards_last=held_back)
         play = scene.take(ev.Play)[0]
         scene.turn(play)
-        scene.do(ev.Lost("reward", is_leaving=True), ev.Ended(play.trajectory, play.issue, "done", 1))
+        scene.do(ev.Lost("reward"), ev.Ended(play.trajectory, play.issue, "done", 1))
         counts = [scene.core.plays.num_to_score]
         scene.do(ev.Joined("reward-2", "reward", capacity=100))
         counts.append(scene.core.plays.num_to_score)
         scene.do(ev.Scored(play.trajectory, play.issue, 1.0, True))
         assert [*counts, scene.core.plays.num_to_score] == expected
-        assert scene.core.tally.left == {"reward": 1} and not scene.core.tally.lost

@@ -43,3 +43,39 @@ def test_a_restored_run_counts_only_the_tokens_of_its_own_steps(run):
     steps = metrics.of_kind(metrics.read(run.metrics), "step")
     assert [step["tokens"] for step in steps] == [1000, 50]
     assert steps[1]["tokens_per_s"] == pytest.approx(50 / steps[1]["step_s"])
+
+
+def join(journal: Journal, role: str, pid: int = 0) -> ms.Hello:
+    hello = ms.Hello(role, role, "cpu", "", 1, "", journal.core.attempt, "x", pid)
+    journal.joined(hello)
+    return hello
+
+
+def counts(journal: Journal, role: str) -> tuple[int, int, int]:
+    workers = journal.status().workers[role]
+    return workers.joined, workers.lost, workers.left
+
+
+def test_who_ended_in_good_order_is_not_lost(run):
+    first = begin(run)
+    for role in ("supervisor", "env", "reward"):
+        join(first, role, pid=1)
+    first.gone(join(first, "engine"), "exited with code -9", is_leaving=False)
+    join(first, "engine")
+    first.ended("drained", "asked to")
+    second = begin(run)
+    join(second, "supervisor", pid=1)  # as it may be in a container
+    assert counts(second, "controller") == counts(second, "supervisor") == (2, 0, 1)
+    assert counts(second, "env") == (1, 0, 1) and counts(second, "engine") == (2, 1, 1)
+
+
+def test_a_killed_controller_is_lost_once_with_all_it_had_but_the_supervisor(run):
+    for controllers in (1, 2, 3):
+        journal = begin(run)
+        join(journal, "supervisor", pid=1)
+        join(journal, "env", pid=controllers)
+        assert counts(journal, "controller") == counts(journal, "env") == (controllers, controllers - 1, 0)
+        assert counts(journal, "supervisor") == (1, 0, 0)
+    journal = begin(run)  # everything was killed, then resumed
+    join(journal, "supervisor", pid=2)
+    assert counts(journal, "supervisor") == (2, 1, 0)
