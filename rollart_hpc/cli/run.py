@@ -8,13 +8,12 @@ import sys
 
 from rollart_hpc.cli.report import write_report
 from rollart_hpc.cli.screen import LiveScreen, summary
-from rollart_hpc.cli.status import is_on_cluster
+from rollart_hpc.cli.status import is_on_cluster, read_status
 from rollart_hpc.cli.submit import resume_job
 from rollart_hpc.config.load import load_all
 from rollart_hpc.config.process import EXIT_DRAINED
 from rollart_hpc.config.rundir import RunDir, new_run_dir, open_run_dir
 from rollart_hpc.errors import RollartError, UserError
-from rollart_hpc.files import read_json
 from rollart_hpc.launch.local import resume_run, start_run
 from rollart_hpc.launch.supervisor import Outcome
 
@@ -45,7 +44,7 @@ def resume(args: argparse.Namespace) -> int:
 
 
 def _tell_end(run: RunDir, outcome: Outcome) -> int:
-    for line in summary(read_json(run.status) or {}):
+    for line in summary(read_status(run)):
         print(line)
     try:
         print(f"report: {write_report(run)}")

@@ -95,7 +95,7 @@ def status_line(status: dict[str, Any], success: dict[str, float] | None = None)
     parts.append(f"{status.get('tokens_per_s', 0):.0f} tok/s")
     parts.append(f"staleness {staleness.get('max_trained', 0)}/{staleness.get('bound', '?')}")
     parts.append(_alive(status))
-    return " | ".join(parts)
+    return " | ".join(filter(None, parts))
 
 
 def step_line(record: dict[str, Any], status: dict[str, Any]) -> str:
@@ -118,18 +118,23 @@ def summary(status: dict[str, Any]) -> list[str]:
     """The end of a run: success of every task in the first and in the last validation."""
     lines = [f"{status.get('state', 'unknown')} after {status.get('step', 0)} of {status.get('steps', '?')} steps"]
     for name, task in status.get("tasks", {}).items():
-        first, last = task.get("score_first"), task.get("score_last")
-        if first is not None and last is not None:
-            lines.append(f"  {name}: success {first:.3f} -> {last:.3f}")
+        if task.get("score_first") is not None:
+            lines.append(f"  {name}: success {_scores(task, 3)}")
     return lines
 
 
 def _task(name: str, task: dict[str, Any], success: float | None) -> str:
-    first, last = task.get("score_first"), task.get("score_last")
     now = "" if success is None else f" {success:.2f}"
-    return f"{name}{now}" if first is None else f"{name}{now} ({first:.2f} -> {last:.2f})"
+    return f"{name}{now}" if task.get("score_first") is None else f"{name}{now} ({_scores(task, 2)})"
+
+
+def _scores(task: dict[str, Any], digits: int) -> str:
+    """Of the first and the last validation, if there was more than one."""
+    first, last = (f"{task[key]:.{digits}f}" for key in ("score_first", "score_last"))
+    return f"{first} -> {last}" if task.get("validations", 0) > 1 else first
 
 
 def _alive(status: dict[str, Any]) -> str:
-    workers = status.get("workers", {})
-    return " ".join(f"{role} {count['alive']}" for role, count in workers.items() if role != "supervisor")
+    """Nothing if nobody is, as when the run is over."""
+    alive = {role: count["alive"] for role, count in status.get("workers", {}).items() if role != "supervisor"}
+    return " ".join(f"{role} {count}" for role, count in alive.items()) if any(alive.values()) else ""

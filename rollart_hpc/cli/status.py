@@ -40,7 +40,7 @@ def status(args: argparse.Namespace) -> int:
         print(json.dumps(current, indent=1))
         return 0
     reason = f": {current['reason']}" if current["reason"] else ""
-    print(f"{run.path}\n{current['state']}{reason}, attempt {current['attempt']}")
+    print(f"{run.path}\n{current['state']}, attempt {current['attempt']}{reason}")
     print(status_line(current))
     _print_counts("dropped", current["dropped"])
     _print_counts("lost", {role: count["lost"] for role, count in current["workers"].items()})
@@ -52,11 +52,20 @@ def status(args: argparse.Namespace) -> int:
 
 
 def read_status(run: RunDir, queue: Queue | None = None) -> dict[str, Any]:
-    """status.json with the state corrected by what is known of the supervisor. Every key is there from the start.
+    """status.json, corrected by what is known of the supervisor. Every key is there from the start.
 
     A run whose processes were all killed can't write that down: its last status says "running". `queue`: of a run on
     a cluster that is looked at again and again.
     """
+    current = _corrected(run, queue)
+    current["attempt"] = max(current["attempt"], run.last_attempt())
+    if current["state"] in OVER:
+        current["validating"] = None
+        current["workers"] = {role: {**count, "alive": 0} for role, count in current["workers"].items()}
+    return current
+
+
+def _corrected(run: RunDir, queue: Queue | None) -> dict[str, Any]:
     current: dict[str, Any] = read_json(run.status) or {"attempt": run.last_attempt()}
     defaults = msgspec.to_builtins(Status() if run.status.exists() else _before_the_first(run))
     owner = read_ownership(run)

@@ -16,6 +16,7 @@ from rollart_hpc.files import write_atomic
 class TaskStatus(msgspec.Struct):
     score_first: float | None = None  # success in the first validation
     score_last: float | None = None
+    validations: int = 0
     trajectories: int = 0  # ended and scored
     groups_trained: int = 0
     success: float | None = None  # of training trajectories, over the whole run
@@ -84,7 +85,7 @@ class Status(msgspec.Struct):
     wait: WaitStatus = msgspec.field(default_factory=WaitStatus)
     refused: dict[str, int] = {}
     report: str = ""
-    updated: str = ""
+    updated: str = ""  # when this was written, with the offset from UTC
 
 
 class GpuHours(msgspec.Struct, frozen=True):

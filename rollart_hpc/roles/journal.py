@@ -210,6 +210,7 @@ class Journal:
             wait=WaitStatus(tally.wait_s / busy_s if busy_s else 0.0),
             refused=dict(self.hub_counters),
             report=str(self.run.report),
+            updated=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         )
 
     def _weights(self) -> WeightsStatus:
@@ -232,6 +233,7 @@ class Journal:
         return TaskStatus(
             score_first=scores[0] if scores else None,
             score_last=scores[-1] if scores else None,
+            validations=len(scores),
             trajectories=task.trajectories,
             groups_trained=task.groups,
             success=task.successes / task.trajectories if task.trajectories else None,

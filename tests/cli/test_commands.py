@@ -14,6 +14,7 @@ import pytest
 from rollart_hpc.cli.control import _new_proc
 from rollart_hpc.cli.logs import LogReader
 from rollart_hpc.cli.main import build_parser
+from rollart_hpc.cli.run import _tell_end
 from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import UserError
@@ -24,7 +25,7 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 STATUS: dict[str, Any] = {
     "attempt": 1, "state": "running", "reason": "", "step": 7, "steps": 10, "tokens_per_s": 123.4, "progress": 5,
-    "tasks": {"lake": {"score_first": 0.125, "score_last": 0.5}},
+    "tasks": {"lake": {"score_first": 0.125, "score_last": 0.5, "validations": 2}},
     "staleness": {"bound": 1, "max_trained": 1, "histogram": {}},
     "workers": {"env": {"joined": 2, "lost": 1, "alive": 1}, "supervisor": {"joined": 1, "lost": 0, "alive": 1}},
     "dropped": {"stale": 3, "crashed": 0},
@@ -73,6 +74,26 @@ def test_the_state_is_that_of_the_supervisor(cli: Cli, run: RunDir, owner: str |
     found = json.loads(cli("status", run.path, "--json").stdout)
     assert found["state"] == state
     assert found["reason"] == ("full disk" if owner == "failed" else "")
+
+
+def test_an_ended_run_has_no_workers_and_tells_its_last_attempt(cli: Cli, run: RunDir) -> None:
+    own(run, "failed", reason="the trainer was killed; see its log")
+    run.begin_attempt()
+    run.begin_attempt(under=1)
+    run.status.write_text(json.dumps({**STATUS, "validating": 7}))
+    text = cli("status", run.path).stdout
+    assert "failed, attempt 2: the trainer was killed; see its log\n" in text
+    assert "step 7/10 | lake (0.12 -> 0.50) | 123 tok/s | staleness 1/1\n" in text
+    found = json.loads(cli("status", run.path, "--json").stdout)
+    assert found["validating"] is None and found["workers"]["env"] == {"joined": 2, "lost": 1, "alive": 0}
+
+
+def test_the_last_lines_of_a_run_tell_how_it_ended(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not what a controller said that was killed meanwhile."""
+    own(run, "drained")
+    run.status.write_text(json.dumps(STATUS))
+    assert _tell_end(run, "drained") == 5
+    assert capsys.readouterr().out.startswith("drained after 7 of 10 steps\n")
 
 
 def test_status_has_every_key_before_the_first_attempt(cli: Cli, run: RunDir) -> None:

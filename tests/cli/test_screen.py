@@ -4,12 +4,13 @@ import io
 import json
 from typing import Any
 
-from rollart_hpc.cli.screen import CLEAR, LiveScreen, summary
+from rollart_hpc.cli.screen import CLEAR, LiveScreen, status_line, summary
 from rollart_hpc.config.rundir import RunDir
 
 STATUS: dict[str, Any] = {
     "state": "finished", "step": 2, "steps": 3, "tokens_per_s": 10.0,
-    "tasks": {"lake": {"score_first": 0.25, "score_last": 0.75}, "new": {"score_first": None, "score_last": None}},
+    "tasks": {"lake": {"score_first": 0.25, "score_last": 0.75, "validations": 2},
+              "new": {"score_first": None, "score_last": None}},
     "staleness": {"bound": 1, "max_trained": 1}, "workers": {"env": {"alive": 2}, "supervisor": {"alive": 1}},
 }  # fmt: skip
 STEP: dict[str, Any] = {
@@ -65,3 +66,10 @@ def test_quiet_shows_nothing(run: RunDir) -> None:
 
 def test_the_summary_tells_first_and_last_scores() -> None:
     assert summary(STATUS) == ["finished after 2 of 3 steps", "  lake: success 0.250 -> 0.750"]
+
+
+def test_a_single_validation_is_one_number_and_nobody_is_not_listed() -> None:
+    once = {"lake": {"score_first": 0.0, "score_last": 0.0, "validations": 1}}
+    status = {**STATUS, "tasks": once, "workers": {"env": {"alive": 0}}}
+    assert summary(status)[1:] == ["  lake: success 0.000"]
+    assert status_line(status) == "step 2/3 | lake (0.00) | 10 tok/s | staleness 1/1"
