@@ -8,6 +8,7 @@ from __future__ import annotations
 
 EXIT_USER = 2
 EXIT_ENVIRONMENT = 3
+DETAIL_CHARS = 500  # at most, of what a failed trajectory tells about its failure
 
 
 def install(extras: str) -> str:

@@ -10,6 +10,7 @@ import os
 import random
 import socket
 import sys
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,11 +18,12 @@ import msgspec
 from rollart_hpc.config.objects import resolve
 from rollart_hpc.envs import talk
 from rollart_hpc.envs.trouble import Troubled, is_quiet
+from rollart_hpc.errors import DETAIL_CHARS
 
 if TYPE_CHECKING:
     from rollart_hpc.envs.contract import Environment
 
-DETAIL_CHARS = 500
+TRACE_CHARS = 8000  # at most, the end of it
 
 
 class Player:
@@ -43,7 +45,8 @@ class Player:
                 return _checked(turn.observation, done, outcome)
             return _checked("", True, self._environment.outcome())
         except (Exception, SystemExit) as error:  # foreign code: a failed trajectory is data
-            return talk.Raised(f"{type(error).__name__}: {error}"[:DETAIL_CHARS])
+            detail = f"{type(error).__name__}: {error}"[:DETAIL_CHARS]
+            return talk.Raised(detail, traceback.format_exc()[-TRACE_CHARS:])
 
     def _reset(self, request: talk.Reset) -> talk.Answer:
         if self._environment is None:

@@ -35,6 +35,7 @@ class Happened:
     outcome: dict[str, Any] | None = None
     status: str = ""
     detail: str = ""
+    trace: str = ""  # of what it raised
     seconds: float = 0.0
 
 
@@ -144,7 +145,8 @@ class Host:
             self._places(place.task).remove(place)
             return
         if isinstance(answer, talk.Raised):
-            self._fail(lease, "reset_failed" if isinstance(lease.call, talk.Reset) else "env_error", answer.detail)
+            status = "reset_failed" if isinstance(lease.call, talk.Reset) else "env_error"
+            self._fail(lease, status, answer.detail, answer.trace)
             return
         lease.call = None
         seconds = time.monotonic() - lease.called_s
@@ -161,10 +163,12 @@ class Host:
         else:
             self._fail(lease, "reset_failed" if isinstance(lease.call, talk.Reset) else "env_crashed", detail)
 
-    def _fail(self, lease: Lease, status: str, detail: str) -> None:
+    def _fail(self, lease: Lease, status: str, detail: str, trace: str = "") -> None:
         seconds = time.monotonic() - lease.called_s
         self._end(lease, reusable=False)
-        self._happened.append(Happened(lease.slot, "failed", status=status, detail=detail, seconds=seconds))
+        self._happened.append(
+            Happened(lease.slot, "failed", status=status, detail=detail, trace=trace, seconds=seconds)
+        )
 
     def _end(self, lease: Lease, *, reusable: bool) -> None:
         del self._leases[lease.slot], self._by_place[id(lease.place)]

@@ -46,6 +46,7 @@ class Service:
         self._tracer = tracer
         self._selector = selector
         self._playing: dict[str, Trajectory] = {}  # by trajectory; the host's slot is the Trajectory itself
+        self._traced: set[tuple[str, str]] = set()  # task and exception of the tracebacks that were logged
         self._stopped = False
 
     def run(self) -> None:
@@ -171,8 +172,15 @@ class Service:
         ended, frames = trajectory.ended(last)
         if ended.status != "done":
             log.info("%s: %s: %s", ended.trajectory, ended.status, ended.detail)
+            self._trace_once(trajectory.play.task, last)
         self._drop(trajectory)
         self._link.send(ended, *frames)
+
+    def _trace_once(self, task: str, failed: Happened) -> None:
+        kind = task, failed.detail.partition(":")[0]
+        if failed.trace and kind not in self._traced:
+            self._traced.add(kind)
+            log.warning("the first %s of task %s:\n%s", kind[1], task, failed.trace.rstrip())
 
     def _drop(self, trajectory: Trajectory) -> None:
         del self._playing[trajectory.play.trajectory]

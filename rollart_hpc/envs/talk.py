@@ -47,6 +47,7 @@ class Observed(msgspec.Struct, tag=True):
 
 class Raised(msgspec.Struct, tag=True):
     detail: str
+    trace: str = ""
 
 
 Request = Union[Reset, Step, Finish]

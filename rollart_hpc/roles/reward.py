@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from rollart_hpc.errors import DETAIL_CHARS
 from rollart_hpc.roles.start import Start, connect, run_role
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from rollart_hpc.wire.messages import Scored, ScoreFailed, ScoreWanted
 
 log = logging.getLogger("rollart_hpc.reward")
-DETAIL_CHARS = 500
 
 
 class Overdue(Exception):
@@ -61,6 +61,7 @@ class Scorer:
         self._tasks = tasks
         self._timeout_s = timeout_s
         self._functions: dict[str, Callable[..., Score]] = {}
+        self._traced: set[tuple[str, str]] = set()  # task and exception of the tracebacks that were logged
 
     def answer(self, wanted: ScoreWanted, frames: list[Frame]) -> Scored | ScoreFailed:
         from rollart_hpc.wire.messages import Scored, ScoreFailed
@@ -74,7 +75,9 @@ class Scorer:
                 raise ValueError(f"the reward is {reward}")
         except Exception as error:  # foreign code: a failed call is data
             reason = f"{type(error).__name__}: {error}"[:DETAIL_CHARS]
-            log.warning("%s of task %s: %s", wanted.trajectory, wanted.task, reason)
+            kind = wanted.task, type(error).__name__
+            log.warning("%s of task %s: %s", wanted.trajectory, wanted.task, reason, exc_info=kind not in self._traced)
+            self._traced.add(kind)
             return ScoreFailed(wanted.trajectory, wanted.issue, reason)
         return Scored(wanted.trajectory, wanted.issue, reward, bool(score.success), time.monotonic() - start_s)
 

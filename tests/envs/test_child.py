@@ -52,4 +52,5 @@ def test_what_an_environment_raises_is_an_answer_whatever_it_is(ends: tuple[sock
     with worker:
         said = b"".join(iter(lambda: worker.recv(65536), b""))
     assert b"hello" in said and b"ConnectionResetError: of a service" in said
+    assert __file__.encode() in said, "its traceback"
     assert closed == [True]

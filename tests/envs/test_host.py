@@ -101,6 +101,7 @@ def test_raising_turn_is_data(make: Make, isolation: str, response: str, detail:
     first = driver.reset("a").observation
     failed = driver.step("a", response)
     assert (failed.kind, failed.status) == ("failed", "env_error") and detail in failed.detail
+    assert detail in failed.trace and (response == "number" or "odd.py" in failed.trace)
     second = driver.reset("a").observation  # in a fresh environment: the old one can't be trusted
     assert "resets 1" in second and (isolation == "shared" or pid_of(first) != pid_of(second))
 

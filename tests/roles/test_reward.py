@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from rollart_hpc.config.schema import RewardConfig, RunConfig, TaskConfig
+from rollart_hpc.roles.reward import Scorer
 from rollart_hpc.wire.messages import Bye, Scored, ScoreFailed, ScoreWanted, Stop
 from tests.roles.scripted import PATIENCE_S, Scripted
 
@@ -66,6 +67,15 @@ def test_scores_failures_and_the_end(worker: Scripted) -> None:
     worker.expect(Bye)
     assert worker.processes[0].wait(PATIENCE_S) == 0
     assert '"reward"' in worker.run.trace_part(worker.attempt, "worker-0").read_text()
+
+
+def test_the_traceback_of_a_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    scorer = Scorer({"good": TaskConfig(name="good", reward=FUNCTION)}, timeout_s=60.0)
+    transcript = msgspec.msgpack.encode({"task": "good", "turns": [], "outcome": {"deed": "raise"}})
+    for trajectory in "ab":
+        assert isinstance(scorer.answer(ScoreWanted(trajectory, 1, "good"), [transcript]), ScoreFailed)
+    assert caplog.text.count("RuntimeError: told to\nTraceback") == caplog.text.count("rewarding.py") == 1
+    assert len(caplog.records) == 2
 
 
 def test_function_that_can_not_be_interrupted_ends_the_process(worker: Scripted) -> None:
