@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from rollart_hpc.config.rundir import RunDir
 
 CLEAR = "\r\x1b[2K"
+WARNINGS = {"task_failed": "failed for the first time", "task_quarantined": "is quarantined"}
 
 
 class LiveScreen:
@@ -43,7 +44,9 @@ class LiveScreen:
         if self._quiet:
             return
         for record in self._records.new():
-            if record.get("kind") == "validation":
+            if record.get("what") in WARNINGS:
+                self._print(f"warning: task {record['name']} {WARNINGS[record['what']]}: {record['detail']}")
+            elif record.get("kind") == "validation":
                 self._print(validation_line(record))
             elif record.get("kind") == "step":
                 self._success = record.get("success", {})
@@ -108,10 +111,11 @@ def step_line(record: dict[str, Any], status: dict[str, Any]) -> str:
 
 
 def validation_line(record: dict[str, Any]) -> str:
-    return (
-        f"validation of version {record['version']}: {record['task']} succeeds in {record['success']:.3f} "
-        f"of {record['plays']} plays"
-    )
+    start = f"validation of version {record['version']}: {record['task']}"
+    if record["success"] is None:
+        return f"{start} has no score, all {record['failed']} plays failed"
+    failed = f", {record['failed']} more failed" if record.get("failed") else ""
+    return f"{start} succeeds in {record['success']:.3f} of {record['plays']} plays{failed}"
 
 
 def summary(status: dict[str, Any]) -> list[str]:
@@ -120,10 +124,19 @@ def summary(status: dict[str, Any]) -> list[str]:
     for name, task in status.get("tasks", {}).items():
         if task.get("score_first") is not None:
             lines.append(f"  {name}: success {_scores(task, 3)}")
-    return lines
+    return lines + [f"  {line}" for line in quarantined(status)]
+
+
+def quarantined(status: dict[str, Any]) -> list[str]:
+    tasks = status.get("tasks", {}).items()
+    return [
+        f"{name} is quarantined: {task.get('quarantine_reason')}" for name, task in tasks if task.get("quarantined")
+    ]
 
 
 def _task(name: str, task: dict[str, Any], success: float | None) -> str:
+    if task.get("quarantined"):
+        return f"{name} quarantined"
     now = "" if success is None else f" {success:.2f}"
     return f"{name}{now}" if task.get("score_first") is None else f"{name}{now} ({_scores(task, 2)})"
 

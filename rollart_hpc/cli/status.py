@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rollart_hpc.cli.screen import status_line
+from rollart_hpc.cli.screen import quarantined, status_line
 from rollart_hpc.config import packaged
 from rollart_hpc.config.load import load_site
 from rollart_hpc.config.resolved import read_resolved, read_site
@@ -42,6 +42,11 @@ def status(args: argparse.Namespace) -> int:
     reason = f": {current['reason']}" if current["reason"] else ""
     print(f"{run.path}\n{current['state']}, attempt {current['attempt']}{reason}")
     print(status_line(current))
+    for line in quarantined(current):
+        print(line)
+    for name, task in current["tasks"].items():
+        if task.get("last_error") and not task["quarantined"]:
+            print(f"{name} failed last with {task['last_error']}")
     _print_counts("dropped", current["dropped"])
     _print_counts("lost", {role: count["lost"] for role, count in current["workers"].items()})
     for line in job_lines(run, current):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.batches import Batches
 from rollart_hpc.flow.mix import TaskMix
 from rollart_hpc.flow.plays import Plays
@@ -117,19 +118,25 @@ class Admission:
         was_too_slow = reason == "group_stale" and not group.complete
         if was_too_slow or reason in ("group_filtered", "group_failed"):
             self._dropped_groups[group.task] += 1
-            self._quarantine_if(group.task, self._dropped_groups)
+            error = f": {self.tally.tasks[group.task].last_error}" if reason == "group_failed" else ""
+            what = f"groups in a row were dropped, the last as {reason}{error}"
+            self._quarantine_if(group.task, self._dropped_groups, what)
 
-    def _quarantine_if(self, task: str, failures: Counter[str]) -> None:
-        if failures[task] < self.policy.quarantine_after or self.tally.tasks[task].quarantined:
+    def _quarantine_if(self, task: str, failures: Counter[str], what: str) -> None:
+        tally = self.tally.tasks[task]
+        if failures[task] < self.policy.quarantine_after or tally.quarantined:
             return
-        self.tally.tasks[task].quarantined = True
+        tally.quarantined = True
+        tally.quarantine_reason = f"{failures[task]} {what}"
+        self.plays.emit(ev.Warn("task_quarantined", task, tally.quarantine_reason))
         self.mix.remove(task, self.batches.step, self.batches.taken_by_task())
         for group in [g for g in self.groups.values() if g.task == task and g not in self.batches.taken]:
             self.drop(group, "quarantined")
 
     def reset_failed(self, task: str) -> None:
         self._reset_failures[task] += 1
-        self._quarantine_if(task, self._reset_failures)
+        what = f"resets in a row failed, the last with {self.tally.tasks[task].last_error}"
+        self._quarantine_if(task, self._reset_failures, what)
 
     def reset_worked(self, task: str) -> None:
         self._reset_failures[task] = 0

@@ -28,7 +28,7 @@ from rollart_hpc.flow.policy import Policy
 from rollart_hpc.flow.publish import Publisher
 from rollart_hpc.flow.routing import Router
 from rollart_hpc.flow.snapshot import groups_of, snapshot_of
-from rollart_hpc.flow.state import PLAYING, Group, State, Tally, TaskTally, Trajectory, Worker
+from rollart_hpc.flow.state import PLAYING, Failure, Group, State, Tally, TaskTally, Trajectory, Worker
 from rollart_hpc.flow.validate import Validator
 from rollart_hpc.types import WeightsId
 
@@ -90,7 +90,8 @@ class Core:
     def _advance(self) -> None:
         """Whatever the event was: admit, dispatch, batch, finish."""
         if not self.mix.tasks:
-            self._stop("failed", "all tasks are quarantined: `dropped` in the status tells why")
+            each = [f"{name}: {task.quarantine_reason}" for name, task in self.tally.tasks.items() if task.quarantined]
+            self._stop("failed", f"all tasks are quarantined: {'; '.join(each)}")
             return
         self._validate_if_due()
         if self.publisher.newest is not None and not self.validator.blocks_training and not self.draining:
@@ -177,17 +178,21 @@ class Core:
         tally.reward_sum += trajectory.reward
         self.admission.scored(trajectory.group)
 
-    def _on_failed(self, trajectory: Trajectory, status: str) -> None:
+    def _on_failed(self, trajectory: Trajectory, failure: Failure) -> None:
         """A failed trajectory is data: count it, then play it again after a pause, within limits."""
-        self.tally.dropped[status] += 1
+        self.tally.dropped[failure.reason] += 1
         trajectory.failures += 1
-        if status.startswith("reset"):
+        task = self.tally.tasks[trajectory.task]
+        if not task.last_error:
+            self._emit(ev.Warn("task_failed", trajectory.task, str(failure)))
+        task.last_error = str(failure)
+        if failure.reason.startswith("reset"):
             self.admission.reset_failed(trajectory.task)
         if trajectory.state is State.GONE:
             return
         group, limit = trajectory.group, self.policy.quarantine_after
-        if group is None and trajectory.failures > limit:
-            self._validated(trajectory)
+        if group is None and (task.quarantined or trajectory.failures > limit):
+            self._validated(trajectory, has_failed=True)
             return
         if group is not None:
             group.failures += 1
@@ -305,8 +310,8 @@ class Core:
             for trajectory in self.validator.begin(self.version, list(self.mix.tasks), self.attempt):
                 self.plays.enter(trajectory)
 
-    def _validated(self, trajectory: Trajectory) -> None:
-        done = self.validator.add(trajectory)
+    def _validated(self, trajectory: Trajectory, has_failed: bool = False) -> None:
+        done = self.validator.add(trajectory, has_failed)
         trajectory.state = State.GONE
         self.plays.forget(trajectory)
         if done is not None:

@@ -7,6 +7,7 @@ trajectory or request whose payload is meant.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from rollart_hpc.flow.state import Group
 from rollart_hpc.types import Role, WeightsId
@@ -69,6 +70,7 @@ class Ended:
     status: str
     num_turns: int = 0
     num_tokens: int = 0
+    detail: str = ""  # of a failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class ScoreFailed:
     trajectory: str
     issue: int
     worker: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +318,15 @@ class ValidationDone:
 
 
 @dataclass(frozen=True, slots=True)
+class Warn:
+    """The user must hear of this."""
+
+    what: Literal["task_failed", "task_quarantined"]
+    task: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopRun:
     state: str  # finished | drained | failed
     reason: str
@@ -322,5 +334,6 @@ class StopRun:
 
 Command = (
     Play | CancelPlay | AskAgain | Generate | AbortRequest | Forget | Deliver | Score | Release | SendChunk | Adopt
-    | PublishAgain | OfferTransfer | JoinTransfer | Install | RecordStep | SaveCheckpoint | ValidationDone | StopRun
+    | PublishAgain | OfferTransfer | JoinTransfer | Install | RecordStep | SaveCheckpoint | ValidationDone | Warn
+    | StopRun
 )  # fmt: skip

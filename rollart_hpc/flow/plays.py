@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.policy import Policy
 from rollart_hpc.flow.routing import Router, Stage
-from rollart_hpc.flow.state import PLAYING, State, Tally, Trajectory, Worker
+from rollart_hpc.flow.state import PLAYING, Failure, State, Tally, Trajectory, Worker
 
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 10.0
 
@@ -26,7 +26,7 @@ class Hooks:
     on_reset: Callable[[Trajectory], None]
     on_turn: Callable[[Trajectory], bool]  # False: it is gone (stale)
     on_scored: Callable[[Trajectory], None]
-    on_failed: Callable[[Trajectory, str], None]
+    on_failed: Callable[[Trajectory, Failure], None]
 
 
 @dataclass
@@ -100,9 +100,10 @@ class Plays:
         if trajectory is None:
             return
         if event.first_version < 0:
+            failure = Failure("no_room", worker=trajectory.engine)
             self._leave_engine(trajectory)
             self._leave_env(trajectory, "no_room")
-            self.hooks.on_failed(trajectory, "no_room")
+            self.hooks.on_failed(trajectory, failure)
             return
         if trajectory.first_version < 0:
             trajectory.first_version = event.first_version
@@ -137,10 +138,11 @@ class Plays:
             self._superseded()
             return
         trajectory.turn = event.num_turns
+        failure = Failure(event.status, event.detail, trajectory.env)
         self._leave_engine(trajectory)
         self._free_env(trajectory)
         if event.status != "done":
-            self.hooks.on_failed(trajectory, event.status)
+            self.hooks.on_failed(trajectory, failure)
             return
         trajectory.state = State.ENDED
         self.to_score.append(trajectory)
@@ -160,7 +162,7 @@ class Plays:
         if trajectory is None or trajectory.state is not State.SCORING:
             self._superseded()
             return
-        self._score_again(trajectory)
+        self._score_again(trajectory, event.detail)
 
     def lost(self, worker: Worker) -> None:
         """Issue again what it was playing, ask again for what it was generating, score again what it was scoring."""
@@ -206,7 +208,7 @@ class Plays:
             if self.now > trajectory.reward_deadline:
                 self.tally.dropped["score_timeout"] += 1
                 trajectory.issue += 1  # a late answer is superseded
-                self._score_again(trajectory)
+                self._score_again(trajectory, f"no answer in {self.policy.reward_timeout_s:g} s")
 
     def policy_holds(self, trajectory: Trajectory) -> bool:
         return self.policy.lockstep and trajectory.is_training
@@ -296,11 +298,12 @@ class Plays:
 
     # --- undoing -----------------------------------------------------------------------------
 
-    def _score_again(self, trajectory: Trajectory) -> None:
+    def _score_again(self, trajectory: Trajectory, detail: str) -> None:
+        failure = Failure("reward_failed", detail, trajectory.reward_worker)
         self._leave_reward(trajectory)
         trajectory.score_failures += 1
         if trajectory.score_failures > self.policy.reward_retries:
-            self.hooks.on_failed(trajectory, "reward_failed")
+            self.hooks.on_failed(trajectory, failure)
             return
         trajectory.state = State.ENDED
         self.to_score.append(trajectory)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum, auto
 from typing import Any
 
+from rollart_hpc.errors import DETAIL_CHARS
 from rollart_hpc.types import Purpose, Role, WeightsId
 
 
@@ -26,6 +27,19 @@ class State(Enum):
 
 
 PLAYING = (State.STEPPING, State.WAITING, State.GENERATING, State.ANSWERED)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a play failed: the reason it is counted by, and what the worker said that saw it."""
+
+    reason: str
+    detail: str = ""
+    worker: str = ""
+
+    def __str__(self) -> str:
+        detail = " ".join(self.detail.split())[:DETAIL_CHARS]
+        return self.reason + (f": {detail}" if detail else "") + (f" (see {self.worker}.log)" if self.worker else "")
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +124,8 @@ class TaskTally:
     decode_tokens: int = 0
     requests_by_pool: Counter[str] = field(default_factory=Counter)
     quarantined: bool = False
+    quarantine_reason: str = ""
+    last_error: str = ""  # the newest failure of a play
 
     def snapshot(self) -> dict[str, Any]:
         plain = {f.name: getattr(self, f.name) for f in fields(self)}

@@ -15,7 +15,8 @@ from rollart_hpc.flow.state import Trajectory
 
 @dataclass(slots=True)
 class TaskScore:
-    plays: int = 0
+    plays: int = 0  # scored
+    failed: int = 0  # given up: they have no score
     successes: int = 0
     reward_sum: float = 0.0
     turns: int = 0
@@ -24,12 +25,12 @@ class TaskScore:
     each: list[tuple[int, float, bool]] = field(default_factory=list)  # seed, reward and success of every play
 
     @property
-    def success(self) -> float:
-        return self.successes / self.plays if self.plays else 0.0
+    def success(self) -> float | None:
+        return self.successes / self.plays if self.plays else None
 
     @property
-    def reward(self) -> float:
-        return self.reward_sum / self.plays if self.plays else 0.0
+    def reward(self) -> float | None:
+        return self.reward_sum / self.plays if self.plays else None
 
     def add(self, trajectory: Trajectory) -> None:
         self.plays += 1
@@ -88,11 +89,15 @@ class Validator:
             for task in tasks
         ]
 
-    def add(self, trajectory: Trajectory) -> Validation | None:
+    def add(self, trajectory: Trajectory, has_failed: bool = False) -> Validation | None:
         """Count a play; returns the validation if that was its last."""
         running = self.running
         assert running is not None
-        running.scores[trajectory.task].add(trajectory)
+        score = running.scores[trajectory.task]
+        if has_failed:
+            score.failed += 1
+        else:
+            score.add(trajectory)
         running.open -= 1
         if running.open:
             return None

@@ -29,14 +29,16 @@ def describe(code: int) -> str:
 
 def reason_of(child: Child, code: int, reported: str = "") -> RollartError:
     """The process knew why it ended: say that. `reported`: what it wrote down elsewhere."""
-    said = last_error(child.log) or reported
+    said = last_error(child.log)
+    kind = UserError if code == EXIT_USER else SiteError
+    if reported and not said:
+        return kind(f"{child.name}: {reported}", f"the logs are in {child.log.parent}")
     if not said and shutil.disk_usage(child.log.parent).free < _FULL_BYTES:
         return SiteError(
             f"{child.name} ended and could not even write its log: no space left on the disk of {child.log.parent}",
             "free some space, then resume the run",
         )
     said = said or quoted_tail(child.log)
-    kind = UserError if code == EXIT_USER else SiteError
     return kind(f"{child.name}: {said}", f"its log: {child.log}")
 
 

@@ -26,6 +26,8 @@ class TaskStatus(msgspec.Struct):
     prefill_tokens: int = 0
     decode_tokens: int = 0
     quarantined: bool = False
+    quarantine_reason: str = ""
+    last_error: str = ""  # the newest failure of a play
 
 
 class StalenessStatus(msgspec.Struct):

@@ -66,6 +66,7 @@ class Controller:
             ev.Release: lambda c: self.payloads.release(c.trajectory), ev.SendChunk: self._send_chunk,
             ev.RecordStep: self._record_step, ev.SaveCheckpoint: self._save_checkpoint,
             ev.ValidationDone: lambda c: self.journal.validation(c.version), ev.StopRun: self._stop_run,
+            ev.Warn: self._warn,
         }  # fmt: skip
 
     @property
@@ -226,6 +227,10 @@ class Controller:
         else:
             checkpoints.commit(self.run_dir, message.version, self.core.attempt, self.config.checkpoint.keep)
             self.journal.event("checkpoint", str(message.version))
+
+    def _warn(self, c: ev.Warn) -> None:
+        log.warning("%s: %s: %s", c.what, c.task, c.detail)
+        self.journal.event(c.what, c.task, c.detail)
 
     def _stop_run(self, c: ev.StopRun) -> None:
         log.info("%s: %s", c.state, c.reason)

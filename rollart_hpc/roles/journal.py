@@ -128,9 +128,10 @@ class Journal:
                 "time_s": self.time_s,
                 "task": task,
                 "plays": score.plays,
+                "failed": score.failed,
                 "success": score.success,
                 "reward": score.reward,
-                "turns": score.turns / max(score.plays, 1),
+                "turns": score.turns / score.plays if score.plays else None,
                 "versions": [score.lowest_version, score.highest_version],
                 "each": _columns(sorted(score.each), "seed", "reward", "success"),
             }
@@ -228,7 +229,8 @@ class Journal:
         )
 
     def _task(self, name: str, task: TaskTally) -> TaskStatus:
-        scores = [v.scores[name].success for v in self.core.validator.done if name in v.scores]
+        found = [v.scores[name].success for v in self.core.validator.done if name in v.scores]
+        scores = [success for success in found if success is not None]
         served = sum(task.requests_by_pool.values())
         return TaskStatus(
             score_first=scores[0] if scores else None,
@@ -243,6 +245,8 @@ class Journal:
             prefill_tokens=task.prefill_tokens,
             decode_tokens=task.decode_tokens,
             quarantined=task.quarantined,
+            quarantine_reason=task.quarantine_reason,
+            last_error=task.last_error,
         )
 
     def _workers(self) -> dict[str, WorkerStatus]:

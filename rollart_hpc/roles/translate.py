@@ -34,11 +34,11 @@ def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | Non
         case ms.PrefixMissing():
             return ev.PrefixMissing(m.request)
         case ms.Ended():
-            return ev.Ended(m.trajectory, m.issue, m.status, m.num_turns, m.num_tokens)
+            return ev.Ended(m.trajectory, m.issue, m.status, m.num_turns, m.num_tokens, m.detail)
         case ms.Scored():
             return ev.Scored(m.trajectory, m.issue, m.reward, m.success, m.seconds)
         case ms.ScoreFailed():
-            return ev.ScoreFailed(m.trajectory, m.issue, name)
+            return ev.ScoreFailed(m.trajectory, m.issue, name, m.reason)
         case ms.BatchWanted():
             return ev.BatchWanted(m.version)
         case ms.Committed():

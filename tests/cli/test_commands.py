@@ -60,6 +60,12 @@ def test_status_of_a_live_run(cli: Cli, run: RunDir) -> None:
         "running, attempt 1" in text and "step 7/10 | lake (0.12 -> 0.50) | 123 tok/s | staleness 1/1 | env 1" in text
     )
     assert "dropped: stale 3\n" in text and "lost: env 1\n" in text
+    failing = {"quarantined": False, "last_error": "env_error: E: my bug"}
+    bad = {"quarantined": True, "quarantine_reason": "8 resets in a row failed", "last_error": "E"}
+    run.status.write_text(json.dumps({**STATUS, "tasks": {"failing": failing, "bad": bad}}))
+    text = cli("status", run.path).stdout
+    assert "\nbad is quarantined: 8 resets in a row failed\nfailing failed last with env_error: E: my bug\n" in text
+    run.status.write_text(json.dumps(STATUS))
     found = json.loads(cli("status", run.path, "--json").stdout)
     assert found["state"] == "running" and found["tasks"] == STATUS["tasks"] and found["run_dir"] == str(run.path)
 

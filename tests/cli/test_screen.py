@@ -45,6 +45,21 @@ def test_a_line_per_step_and_validation_where_there_is_no_terminal(run: RunDir) 
     ]
 
 
+def test_what_goes_wrong_with_a_task_is_shown(run: RunDir) -> None:
+    out = io.StringIO()
+    screen = LiveScreen(run, out=out)
+    trouble = {"kind": "event", "name": "new", "detail": "8 resets failed"}
+    append(run, {**trouble, "what": "task_failed"}, {**trouble, "what": "task_quarantined"})
+    append(run, {**VALIDATION, "plays": 3, "failed": 1}, {**VALIDATION, "success": None, "plays": 0, "failed": 4})
+    screen.show(STATUS)
+    assert out.getvalue().splitlines() == [
+        "warning: task new failed for the first time: 8 resets failed",
+        "warning: task new is quarantined: 8 resets failed",
+        "validation of version 2: lake succeeds in 0.750 of 3 plays, 1 more failed",
+        "validation of version 2: lake has no score, all 4 plays failed",
+    ]
+
+
 def test_one_updating_line_on_a_terminal(run: RunDir) -> None:
     out = Terminal()
     with LiveScreen(run, out=out) as screen:
@@ -73,3 +88,10 @@ def test_a_single_validation_is_one_number_and_nobody_is_not_listed() -> None:
     status = {**STATUS, "tasks": once, "workers": {"env": {"alive": 0}}}
     assert summary(status)[1:] == ["  lake: success 0.000"]
     assert status_line(status) == "step 2/3 | lake (0.00) | 10 tok/s | staleness 1/1"
+
+
+def test_the_summary_names_quarantined_tasks() -> None:
+    bad = {"score_first": None, "score_last": None, "quarantined": True, "quarantine_reason": "8 resets failed"}
+    status = {**STATUS, "tasks": {"bad": bad}}
+    assert summary(status)[1:] == ["  bad is quarantined: 8 resets failed"]
+    assert " | bad quarantined | " in status_line(status)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.policy import TaskPolicy
 from rollart_hpc.types import WeightsId
@@ -78,8 +80,14 @@ def test_a_task_whose_resets_fail_is_set_aside_and_the_run_goes_on():
     scene = Scene(tasks={"a": TaskPolicy(1), "b": TaskPolicy(1)}, quarantine_after=3)
     play = next(p for p in scene.take(ev.Play) if p.task == "a")
     for issue in range(3):
-        scene.do(ev.Ended(play.trajectory, issue, "reset_failed"), ev.Tick(100.0 * (issue + 1)))
+        scene.do(ev.Ended(play.trajectory, issue, "reset_failed", detail="E: no\nroom"), ev.Tick(100.0 * (issue + 1)))
     assert scene.core.tally.tasks["a"].quarantined
+    error = "reset_failed: E: no room (see env.log)"
+    assert scene.core.tally.tasks["a"].last_error == error
+    assert scene.take(ev.Warn) == [
+        ev.Warn("task_failed", "a", error),
+        ev.Warn("task_quarantined", "a", f"3 resets in a row failed, the last with {error}"),
+    ]
     assert not scene.core.stopped
     assert {g.task for g in scene.core.groups.values()} == {"b"}
 
@@ -88,8 +96,38 @@ def test_when_all_tasks_are_set_aside_the_run_fails():
     scene = Scene(quarantine_after=2)
     play = scene.take(ev.Play)[0]
     for issue in range(2):
-        scene.do(ev.Ended(play.trajectory, issue, "reset_failed"), ev.Tick(100.0 * (issue + 1)))
+        scene.do(ev.Ended(play.trajectory, issue, "reset_failed", detail="my bug"), ev.Tick(100.0 * (issue + 1)))
     assert scene.core.stopped == "failed"
+    (stop,) = scene.take(ev.StopRun)
+    assert stop.reason.startswith("all tasks are quarantined: a: 2 resets") and "my bug (see env.log)" in stop.reason
+
+
+def test_what_a_reward_function_raises_is_the_reason_why_its_task_is_set_aside():
+    scene = Scene(quarantine_after=1, groups_per_step=1, group_size=1, alpha=0, reward_retries=0)
+    play = scene.take(ev.Play)[0]
+    for issue in range(2):
+        scene.turn(dataclasses.replace(play, issue=issue))
+        scene.do(ev.Ended(play.trajectory, issue, "done", 1))
+        scene.do(ev.ScoreFailed(play.trajectory, issue, "reward", "KeyError: 'found'"), ev.Tick(100.0 * (issue + 1)))
+    (_, warning) = scene.take(ev.Warn)
+    assert warning.what == "task_quarantined"
+    assert warning.detail.endswith("as group_failed: reward_failed: KeyError: 'found' (see reward.log)")
+
+
+def test_validation_plays_that_can_not_be_played_have_no_score():
+    tasks = {"a": TaskPolicy(1), "b": TaskPolicy(1)}
+    scene = Scene(tasks=tasks, validation_plays=2, quarantine_after=2)
+    for play in scene.take(ev.Play):
+        if play.task == "a":
+            scene.do(ev.Ended(play.trajectory, 0, "reset_failed"))
+        else:
+            scene.finish(play)
+    scene.do(ev.Tick(100.0))
+    (left,) = scene.take(ev.Play)  # the other one was given up when its task was quarantined
+    scene.do(ev.Ended(left.trajectory, left.issue, "reset_failed"))
+    (done,) = scene.core.validator.done
+    assert (done.scores["a"].plays, done.scores["a"].failed, done.scores["a"].success) == (0, 2, None)
+    assert (done.scores["b"].plays, done.scores["b"].failed, done.scores["b"].success) == (2, 0, 1.0)
 
 
 def test_an_engine_without_room_fails_the_trajectory_not_the_run():
