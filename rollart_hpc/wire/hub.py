@@ -55,6 +55,8 @@ class Hub:
         self._names: dict[bytes, str] = {}  # the same by identity
         self._newest: dict[str, bytes] = {}  # admitted last, lost or not
         self._superseded: set[bytes] = set()
+        self._num_shaken = 0  # handshakes that succeeded
+        self._shaken_before: dict[int, int] = {}  # by file descriptor: how many had when it connected
         self._logged_s: dict[str, float] = {}
         self._context = zmq.Context()
         self._zap = self._context.socket(zmq.REP)
@@ -65,6 +67,8 @@ class Hub:
             zmq.EVENT_HANDSHAKE_FAILED_AUTH
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
             | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            | zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_ACCEPTED
             | zmq.EVENT_DISCONNECTED
         )
         try:
@@ -211,14 +215,20 @@ class Hub:
             self._zap.send_multipart([version, number, code, text, b"worker" if admitted else b"", b""])
 
     def _read_monitor(self) -> None:
+        """A success does not tell whose it was: a connection with none in its time was a stranger's for certain."""
         while self._monitor.poll(0):
             event = zmq.utils.monitor.recv_monitor_message(self._monitor)
-            failure = HANDSHAKE_FAILURES.get(int(event["event"]))
-            if failure is not None:
-                self._complain("refused_handshakes", failure)
-            else:  # an end, a break, a frame beyond `maxmsgsize` or a stranger that does not speak ZeroMQ at all
-                self.counters["disconnects"] += 1
-                log.debug("connection closed (disconnects: %d)", self.counters["disconnects"])
+            kind, value = int(event["event"]), int(event["value"])
+            if kind in HANDSHAKE_FAILURES:
+                self._complain("refused_handshakes", HANDSHAKE_FAILURES[kind])
+            elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._num_shaken += 1
+            elif kind == zmq.EVENT_ACCEPTED:
+                self._shaken_before[value] = self._num_shaken
+            elif self._shaken_before.pop(value, None) == self._num_shaken:
+                self._complain("disconnects", "a connection that did not speak ZeroMQ")
+            else:  # an end, a break or a frame beyond `maxmsgsize`
+                log.debug("connection closed")
 
     # --- complaints ------------------------------------------------------------------------------------
 
