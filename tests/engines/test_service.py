@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -110,6 +111,7 @@ def test_two_turns_and_a_missing_prefix(station, qwen, ids, tmp_path):
     station.link.deliver(ms.Forget(["a"]))
     station.generate(3, ids(2, 3), prefix=whole)
     assert station.receive(ms.PrefixMissing).request == 3
+    time.sleep(0.1)  # it waits, and longer than what is left out of a trace
     station.stop()
     names = (tmp_path / "trace.jsonl").read_text()
     assert all(f'"{name}"' in names for name in ("prefill", "decode", "weights", "wait"))
