@@ -11,11 +11,6 @@ EXIT_ENVIRONMENT = 3
 DETAIL_CHARS = 500  # at most, of what a failed trajectory tells about its failure
 
 
-def install(extras: str) -> str:
-    """What to do about a package of ours that is missing."""
-    return f"in the checkout of rollart-hpc: pip install '.[{extras}]'"
-
-
 class RollartError(Exception):
     """What went wrong, and what to do next."""
 

