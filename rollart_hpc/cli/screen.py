@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from types import TracebackType
 from typing import Any, TextIO
 
 from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.observe import metrics
 
 CLEAR = "\r\x1b[2K"
 WARNINGS = {"task_failed": "failed for the first time", "task_quarantined": "is quarantined"}
@@ -82,7 +82,8 @@ class Follower:
             return []
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
-        return [json.loads(line) for line in complete.splitlines()]
+        lines, _ = metrics.parse(complete)  # a disk that was full may have left half a line
+        return lines
 
 
 def status_line(status: dict[str, Any], success: dict[str, float] | None = None) -> str:

@@ -62,12 +62,19 @@ class MetricsLog:
 def read(path: Path) -> list[dict[str, Any]]:
     """All whole lines; none if there is no file. Torn ones are left out and counted in the log."""
     try:
-        rows = path.read_bytes().split(b"\n")
+        lines, num_torn = parse(path.read_bytes())
     except FileNotFoundError:
         return []
+    if num_torn:
+        log.warning("%s: %d torn lines left out", path, num_torn)
+    return lines
+
+
+def parse(data: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The whole lines, and how many are torn."""
     lines: list[dict[str, Any]] = []
     num_torn = 0
-    for row in filter(None, rows):
+    for row in filter(None, data.split(b"\n")):
         try:
             line = msgspec.json.decode(row)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -76,9 +83,7 @@ def read(path: Path) -> list[dict[str, Any]]:
             lines.append(line)
         else:
             num_torn += 1
-    if num_torn:
-        log.warning("%s: %d torn lines left out", path, num_torn)
-    return lines
+    return lines, num_torn
 
 
 def of_kind(lines: Iterable[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

@@ -60,6 +60,17 @@ def test_what_goes_wrong_with_a_task_is_shown(run: RunDir) -> None:
     ]
 
 
+def test_half_a_line_that_was_mended_is_skipped(run: RunDir) -> None:
+    run.metrics.write_text('{"kind":"ev')
+    out = io.StringIO()
+    screen = LiveScreen(run, out=out)
+    with run.metrics.open("a") as file:
+        file.write("\n")
+    append(run, VALIDATION)
+    screen.show(STATUS)
+    assert out.getvalue().startswith("validation of version 2") and out.getvalue().count("\n") == 1
+
+
 def test_one_updating_line_on_a_terminal(run: RunDir) -> None:
     out = Terminal()
     with LiveScreen(run, out=out) as screen:
