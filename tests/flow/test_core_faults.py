@@ -9,27 +9,25 @@ from collections import Counter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rollart_hpc.config.modes import Mode, preset_of
 from rollart_hpc.flow.policy import Policy, TaskPolicy
 from rollart_hpc.flow.state import State
 from rollart_hpc.simulate.world import Durations, Member, World
 
 EXAMPLES = int(os.environ.get("ROLLART_FAULT_RUNS", "2000"))
-MODES = {
-    "sync": {
-        "alpha": 0,
-        "lockstep": True,
-        "rewards_last": True,
-        "abort_stale": False,
-        "install_idle": True,
-        "streaming": False,
-    },
-    "sync_plus": {"alpha": 0, "abort_stale": False, "install_idle": True, "streaming": False},
-    "one_off": {"alpha": 1, "abort_stale": False, "install_idle": True, "streaming": False},
-    "areal": {"alpha": 2, "abort_stale": False, "streaming": False},
-    "rollart": {"alpha": 1, "redundancy": 1},
-    "rollart_2": {"alpha": 2, "redundancy": 2, "redundant_groups": 1},
-    "rollart_0": {"alpha": 0, "redundancy": 1, "redundant_groups": 2},
-    "in_order": {"alpha": 0, "in_order": True},
+
+
+def under(mode: str, **asked: int) -> dict[str, int]:
+    """What a run of that mode means by what it asked for."""
+    preset = preset_of(mode)
+    return {**asked, **preset.forced, **preset.switches}
+
+
+MODES = {str(mode): under(mode, alpha=2, redundancy=1) for mode in Mode} | {
+    "rollart_2": under("rollart", alpha=2, redundancy=2, redundant_groups=1),
+    "rollart_1": under("rollart", alpha=1, redundancy=1),
+    "rollart_0": under("rollart", alpha=0, redundancy=1, redundant_groups=2),
+    "in_order": under("rollart", alpha=0, in_order=True),
 }
 
 
