@@ -18,6 +18,7 @@ LIGHT = [
     "rollart_hpc.cli.logs",
     "rollart_hpc.cli.control",
     "rollart_hpc.cli.check",
+    "rollart_hpc.cli.keys",
     "rollart_hpc.cli.report",
     "rollart_hpc.cli.model",
     "rollart_hpc.models.from_gguf",

@@ -18,11 +18,12 @@ def key(
     high: float | None = None,
     choices: tuple[str, ...] | Mapping[str, str] | None = None,
     rule: str = "",
+    default_text: str = "",
 ) -> Any:
     """A field with its rule.
 
     `low` and `high` are inclusive. `choices` may map each choice to its meaning. `rule` says in words what
-    `config.rules` or `config.site` checks beyond that.
+    `config.rules` or `config.site` checks beyond that, `default_text` where the default comes from if not from here.
     """
     metadata = {
         "help": help,
@@ -31,6 +32,7 @@ def key(
         "choices": None if choices is None else tuple(map(str, choices)),
         "meanings": dict(choices) if isinstance(choices, Mapping) else {},
         "rule": rule,
+        "default_text": default_text,
     }
     if isinstance(default, (dict, list)):
         copied = default

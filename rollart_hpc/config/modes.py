@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class Mode(StrEnum):
@@ -38,14 +39,23 @@ class Preset:
     redundancy: bool = False  # flow.redundancy and flow.redundant_groups count
 
     @property
+    def bound(self) -> str:
+        """The staleness bound in words."""
+        return "flow.alpha" if self.alpha is None else str(self.alpha)
+
+    @property
+    def summary(self) -> str:
+        return f"staleness bound {self.bound}; {self.help}"
+
+    @property
     def switches(self) -> dict[str, bool]:
         """What the core obeys as it stands here."""
         return {name: getattr(self, name) for name in _SWITCHES}
 
     @property
-    def forced(self) -> dict[str, int]:
+    def forced(self) -> dict[str, Any]:
         """Keys below `flow` whose value is the mode's, whatever the run says."""
-        fixed: dict[str, int] = {} if self.alpha is None else {"alpha": self.alpha}
+        fixed: dict[str, Any] = {} if self.alpha is None else {"alpha": self.alpha}
         if not self.streaming:
             fixed["streaming"] = False
         if not self.redundancy:
@@ -58,7 +68,7 @@ PRESETS: dict[Mode, Preset] = {
     for preset in (
         Preset(
             Mode.SYNC,
-            "on-policy: environments advance in lockstep, and rewards are computed after the last one has ended",
+            "environments advance in lockstep; rewards are computed after the last one has ended",
             alpha=0,
             lockstep=True,
             rewards_last=True,
@@ -66,25 +76,23 @@ PRESETS: dict[Mode, Preset] = {
         ),
         Preset(
             Mode.SYNC_PLUS,
-            "on-policy: every trajectory advances on its own and is scored as soon as it ends",
+            "every trajectory advances on its own and is scored as soon as it ends",
             alpha=0,
             install_idle=True,
         ),
         Preset(
             Mode.ONE_OFF,
-            "at most one version stale; engines install weights between trajectories, never inside one",
+            "as sync_plus, but generation goes on during training; engines install weights between trajectories",
             alpha=1,
             install_idle=True,
         ),
         Preset(
             Mode.AREAL,
-            "stale up to `flow.alpha`; engines install weights in mid-request; what is too stale is dropped when its "
-            "group is complete",
+            "engines install weights in mid-request; a group that has become too stale is dropped when it is complete",
         ),
         Preset(
             Mode.ROLLART,
-            "stale up to `flow.alpha`; engines install weights in mid-request; what is too stale is aborted at any "
-            "turn; streaming and redundancy",
+            "as areal, but a group that has become too stale is aborted at any turn; streaming and redundancy",
             abort_stale=True,
             streaming=True,
             redundancy=True,
@@ -120,6 +128,5 @@ def table() -> list[str]:
     """The modes as a Markdown table, for the pages in docs."""
     rows = ["| mode | staleness bound | what it is |", "|---|---|---|"]
     for preset in PRESETS.values():
-        alpha = "`flow.alpha`" if preset.alpha is None else str(preset.alpha)
-        rows.append(f"| `{preset.mode}` | {alpha} | {preset.help} |")
+        rows.append(f"| `{preset.mode}` | `{preset.bound}` | {preset.help} |")
     return rows

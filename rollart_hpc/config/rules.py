@@ -98,7 +98,8 @@ def find_model_problems(config: RunConfig) -> Iterator[str]:
     if not Path(model.path).is_dir():
         yield f"model.path: directory {model.path} does not exist; correct the path"
     elif missing:
-        yield f"model.path: {model.path} is not a model directory: it has no {' and no '.join(missing)}; correct the path"
+        lacks = " and no ".join(missing)
+        yield f"model.path: {model.path} is not a model directory: it has no {lacks}; correct the path"
 
 
 def _deterministic(config: RunConfig) -> Iterator[str]:

@@ -66,15 +66,13 @@ class ModelConfig:
         },
     )
     path: str = key(
-        "", "model directory, with config.json and tokenizer.json; relative to this file",
+        "", "model directory, with config.json and tokenizer.json; relative to the run file",
         rule="required with kind: directory",
     )  # fmt: skip
 
 
 @dataclass
 class FlowSettings:
-    """How trajectories become batches."""
-
     alpha: int = key(
         1,
         "staleness bound in versions: step n trains only on trajectories that began under version n - alpha or newer; "
@@ -113,7 +111,11 @@ class FlowSettings:
 
 @dataclass
 class ValidationConfig:
-    every: int = key(0, "steps between validations; 0 = only before the first and after the last step", low=0)
+    every: int = key(
+        0,
+        "steps between validations, besides one before the first step and one after the last; 0 = only those two",
+        low=0,
+    )
     plays: int = key(128, "trajectories per task in one validation, on held-out seeds; 0 = never validate", low=0)
     temperature: float = key(0.0, "sampling temperature in validations; 0 = greedy", low=0)
 
@@ -186,7 +188,7 @@ class RestartConfig:
 
 @dataclass
 class JobConfig:
-    """What a run asks of a cluster; ignored on one machine. An empty value leaves the choice to the site file."""
+    """Ignored on one machine. An empty value leaves the choice to the site file."""
 
     time_minutes: int = key(
         0, "time limit in minutes; the classes' max_minutes apply too, the smallest counts; 0 = only those", low=0
@@ -215,15 +217,16 @@ class RunConfig:
     """A run file, with task files and overrides merged in."""
 
     name: str = key(
-        "run", "name of the run, used for its directory and job; by default the file's name without its suffix",
+        "run", "name of the run, used for its directory and job",
         rule="letters, digits, '.', '_' and '-'",
+        default_text="name of the file without its suffix",
     )  # fmt: skip
     seed: int = key(0, "seed of the model, the tasks and sampling", low=0)
     steps: int = key(10, "optimizer steps; 0 = only prepare the model and validate", low=0)
     mode: str = key(
         str(Mode.ROLLART),
         "how generation and training overlap",
-        choices={preset.mode: preset.help for preset in PRESETS.values()},
+        choices={preset.mode: preset.summary for preset in PRESETS.values()},
     )
     deterministic: bool = key(
         False, "make results bit-reproducible; slow: one request per forward pass, no prefix reuse, groups in order"

@@ -10,7 +10,7 @@ from rollart_hpc.config.fields import key, part
 
 @dataclass
 class LoraConfig:
-    """Train low-rank adapters instead of all weights (trainer.kind: fsdp). Engines still get merged, full weights."""
+    """Only with kind: fsdp. Engines still get full weights, with the adapters merged in."""
 
     rank: int = key(0, "rank of the adapters; 0 = train all weights", low=0, rule="0 with trainer.kind: megatron")
     alpha: float = key(32.0, "scale of the adapters: their output is multiplied by alpha / rank", low=0)
@@ -22,7 +22,7 @@ class LoraConfig:
 
 @dataclass
 class MegatronConfig:
-    """How kind: megatron divides a model. Data-parallel replicas = ranks / (tensor_parallel x pipeline_parallel)."""
+    """Data-parallel replicas = ranks / (tensor_parallel x pipeline_parallel)."""
 
     tensor_parallel: int = key(1, "ranks that share every layer; keep them on one node", low=1)
     pipeline_parallel: int = key(1, "pipeline stages that the layers are divided into", low=1)
@@ -41,7 +41,7 @@ class TrainerConfig:
     ranks: int = key(
         1, "trainer processes", low=1, rule="with megatron a multiple of tensor_parallel x pipeline_parallel"
     )
-    megatron: MegatronConfig = part(MegatronConfig, "parallel sizes of kind: megatron; must be 1 with kind: fsdp")
+    megatron: MegatronConfig = part(MegatronConfig, "how kind: megatron divides the model")
     lr: float = key(1e-3, "peak learning rate of AdamW", low=0)
     warmup_steps: int = key(0, "steps over which the learning rate rises linearly to lr; 0 = none", low=0)
     schedule: str = key(
@@ -60,13 +60,13 @@ class TrainerConfig:
     grad_clip: float = key(1.0, "maximum gradient norm; longer gradients are scaled down to it; 0 = no clipping", low=0)
     microbatch_tokens: int = key(
         8192,
-        "maximum tokens per packed micro-batch, which bounds activation memory; a longer sample is one alone",
+        "maximum tokens per packed micro-batch, which bounds activation memory; a longer sample gets one of its own",
         low=1,
     )
     activation_checkpointing: bool = key(
         False, "recompute activations in the backward pass instead of storing them; less memory, more time"
     )
-    lora: LoraConfig = part(LoraConfig, "low-rank adapters instead of all weights")
+    lora: LoraConfig = part(LoraConfig, "low-rank adapters to train instead of all weights")
     threads: int = key(1, "torch threads per rank on CPU", low=1)
     cpus: int = key(1, "CPUs per rank on a cluster; each rank also gets one GPU where the class has GPUs", low=1)
     memory_gb: float = key(2.0, "memory per rank on a cluster, in GB", low=0)
@@ -92,7 +92,7 @@ class EngineConfig:
         "further engine arguments of vLLM, by vLLM's names, e.g. {gpu_memory_utilization: 0.85}",
         rule="only with kind: vllm; arguments that the run sets itself are refused",
     )
-    max_running: int = key(64, "maximum requests that generate at once in an engine", low=1)
+    max_running: int = key(64, "maximum requests that generate at once in an engine (vLLM: max_num_seqs)", low=1)
     kv_slots: int = key(
         128,
         "trajectories per engine whose KV is kept between turns; too few = prompts are prefilled again; kind: torch, "
@@ -100,7 +100,10 @@ class EngineConfig:
         low=1,
     )
     max_prefill_tokens: int = key(
-        2048, "maximum prompt tokens per forward pass; more = faster prefill, longer stalls of decoding requests", low=1
+        2048,
+        "maximum prompt tokens per forward pass (vLLM: max_num_batched_tokens); "
+        "more = faster prefill, but longer pauses of requests that decode",
+        low=1,
     )
     threads: int = key(1, "torch threads per engine on CPU", low=1)
     cpus: int = key(1, "CPUs per engine on a cluster; its GPUs are pools.NAME.tensor_parallel", low=1)
@@ -113,8 +116,6 @@ class EngineConfig:
 
 @dataclass
 class PoolConfig:
-    """The engines of one hardware class."""
-
     engines: int = key(1, "engines in the pool; 0 = the other pool serves its tasks", low=0)
     tensor_parallel: int = key(
         1, "GPUs (on CPU: processes) per engine, all on one node; engine torch uses only one of them", low=1
@@ -137,16 +138,18 @@ class ControllerConfig:
 
 @dataclass
 class ElasticConfig:
-    """Reward workers that start when the queue grows and leave when idle; on a cluster each is a job of its own."""
+    """On a cluster each of them is a job of its own."""
 
     max_workers: int = key(0, "maximum elastic workers at once, in addition to reward.workers; 0 = none", low=0)
     queue_per_worker: int = key(
         64, "transcripts, queued or being scored, per worker; a longer queue asks for more", low=1
     )
     settle_s: float = key(
-        5.0, "seconds that the queue must stay too long before workers are added; the first is added at once if there "
-        "is no other", low=0,
-    )  # fmt: skip
+        5.0,
+        "seconds for which the queue must be too long before workers are added; with no worker at all the first is "
+        "added at once",
+        low=0,
+    )
     idle_s: float = key(60.0, "seconds without work after which a worker leaves", low=0.1)
     time_minutes: int = key(60, "time limit of a worker's job in minutes; the worker leaves a minute before it", low=2)
 
@@ -157,7 +160,7 @@ class RewardConfig:
     slots: int = key(16, "maximum transcripts queued at each worker, which scores one at a time", low=1)
     timeout_s: float = key(30.0, "seconds after which a reward call is aborted and counts as failed", low=0.01)
     retries: int = key(3, "retries of a failed reward call; then the trajectory is dropped and played again", low=0)
-    elastic: ElasticConfig = part(ElasticConfig, "workers that come and go with the length of the queue")
+    elastic: ElasticConfig = part(ElasticConfig, "reward workers that start when the queue grows and leave when idle")
     cpus: int = key(1, "CPUs per worker on a cluster", low=1)
     memory_gb: float = key(1.0, "memory per worker on a cluster, in GB", low=0)
 

@@ -22,7 +22,7 @@ class Latency:
 
 @dataclass
 class Trouble:
-    """Faults injected into an environment, for tests and benchmarks."""
+    """The same seed brings the same faults."""
 
     turn_latency: Latency = part(Latency, "delay added to every turn")
     reset_latency: Latency = part(Latency, "delay added to every reset")
@@ -47,11 +47,13 @@ class TaskConfig:
         rule=f"true needs engine.kind: vllm, mode {_SPLITTING}, and the same tensor_parallel in both pools",
     )
     environment: str = key(
-        "", "environment class as package.module:Class, or path/to/file.py:Class relative to this file", rule="required"
+        "",
+        "environment class as package.module:Class, or path/to/file.py:Class relative to the task file",
+        rule="required",
     )
     params: dict[str, Any] = key({}, "keyword arguments of the environment class")
     reward: str = key(
-        "", "reward function as package.module:function, or path/to/file.py:function relative to this file",
+        "", "reward function as package.module:function, or path/to/file.py:function relative to the task file",
         rule="required",
     )  # fmt: skip
     reward_params: dict[str, Any] = key({}, "keyword arguments of the reward function")

@@ -46,7 +46,8 @@ class Options:
     prologue: str = key(
         "",
         "shell lines that run before processes start: modules, activation, variables; those of the site, or of the "
-        "class that serves cpu, run once, in the batch script; those of another class before each of its processes",
+        "class that serves cpu, run once, in the batch script, and every process inherits what they export; those of "
+        "another class run before each of its processes",
     )
     epilogue: str = key("", "shell lines that run on every node after its processes have ended; stopped after 20 s")
     scratch: str = key("", "directory for temporary files (TMPDIR) on each node; variables are expanded on the node")
@@ -66,7 +67,7 @@ class HardwareClass(Options):
     gpus: int = key(0, "GPUs per node; 0 = none", low=0, rule="at least 1 if gres or gpu is set")
     cpus: int = key(1, "CPUs per node", low=1)
     threads_per_core: int = key(
-        1, "CPUs per core, where Slurm counts hardware threads; every process gets whole cores", low=1
+        1, "CPUs per core, where Slurm counts hardware threads; CPUs of a process are rounded up to whole cores", low=1
     )
     memory_gb: float = key(0.0, "memory per node that jobs may use, in GB; 0 = jobs request no memory", low=0)
     max_nodes: int = key(0, "maximum nodes per job; 0 = no limit", low=0)
@@ -78,7 +79,7 @@ class HardwareClass(Options):
 
 @dataclass
 class NetworkConfig:
-    """How processes on different nodes reach each other. Give an interface by name, or by the CIDR of its network."""
+    """An interface is given by name, or by the CIDR of its network."""
 
     control: str = key("", "interface that the controller listens on, e.g. eth0 or 10.1.0.0/16; empty = the host's own")
     data: str = key("", "interface for weights and collectives, e.g. ib0; empty = that of `control`")
@@ -92,7 +93,7 @@ class NetworkConfig:
 class SiteConfig(Options):
     """A file in configs/sites, or your own."""
 
-    name: str = key("local", "name of the site")
+    name: str = key("local", "name of the site", default_text="name of the file without its suffix")
     launcher: str = key(
         "local",
         "how processes start",
@@ -108,11 +109,11 @@ class SiteConfig(Options):
             "names": CLASSES,
         },
     )
-    network: NetworkConfig = part(NetworkConfig, "interfaces, ports, environment variables")
+    network: NetworkConfig = part(NetworkConfig, "how processes on different nodes reach each other")
     run_root: str = key(
         "",
-        "directory for run directories, on a file system that all nodes share; empty = ./runs; "
-        "ROLLART_RUN_ROOT overrides it",
+        "directory for run directories, on a file system that all nodes share; variables are "
+        "expanded; ROLLART_RUN_ROOT overrides it; empty = ./runs",
     )
     mpi: str = key(
         "none",
