@@ -43,5 +43,6 @@ class ConfigError(UserError):
     def __init__(self, source: str, problems: list[str]) -> None:
         lines = "\n".join(f"  - {p}" for p in problems)
         count = f"{len(problems)} problem" + ("s" if len(problems) != 1 else "")
-        super().__init__(f"{source}: {count}\n{lines}", "correct them and run `rollart-hpc check` again")
+        fix = "correct them and run `rollart-hpc check` again; `rollart-hpc keys KEY` explains a key"
+        super().__init__(f"{source}: {count}\n{lines}", fix)
         self.problems = problems

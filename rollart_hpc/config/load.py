@@ -135,7 +135,7 @@ def _read(path: Path) -> Tree:
     try:
         content = OmegaConf.load(path)
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {error}", "correct the line it names") from None
+        raise UserError(f"{path} is not valid YAML: {error}", "correct the file") from None
     except OSError as error:
         raise UserError(f"can't read {path}: {error.strerror}", "check the path and its permissions") from None
     if not isinstance(content, DictConfig):

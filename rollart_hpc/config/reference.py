@@ -77,7 +77,10 @@ class Key:
         return self.default or '""' if isinstance(self.default, str) else json.dumps(self.default)
 
     def as_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "names"}
+        """For scripts. `files` are those that may hold the key."""
+        files = [File.TASK, File.RUN] if self.file is File.TASK else [self.file]
+        rest = {name: value for name, value in asdict(self).items() if name not in ("path", "file", "names")}
+        return {"key": self.path, "files": files, **rest}
 
 
 @dataclass(frozen=True)

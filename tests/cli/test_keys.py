@@ -32,8 +32,9 @@ def test_an_unknown_key_is_a_mistake_of_the_user(cli: Cli) -> None:
 
 def test_for_scripts(cli: Cli) -> None:
     (key,) = json.loads(cli("keys", "weights.transport", "--json").stdout)
-    assert (key["path"], key["file"], key["default"], key["type"]) == ("weights.transport", "run", "staged", "text")
+    assert (key["key"], key["files"], key["default"], key["type"]) == ("weights.transport", ["run"], "staged", "text")
     assert key["choices"] == ["staged", "direct"] == list(key["meanings"])
+    assert json.loads(cli("keys", "weight", "--json").stdout)[0]["files"] == ["task", "run"]
 
 
 def test_it_imports_next_to_nothing() -> None:
