@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rollart_hpc.cli.status import OVER, is_on_cluster, read_status
-from rollart_hpc.config.process import LOG_LINE
-from rollart_hpc.config.rundir import RunDir, open_run_dir
 from rollart_hpc.errors import UserError
 from rollart_hpc.launch.slurm.queue import Queue
-from rollart_hpc.launch.slurm.standing import Ends
+from rollart_hpc.launch.slurm.state import Ends
+from rollart_hpc.processes.logs import LOG_LINE
+from rollart_hpc.rundir import RunDir, open_run_dir
 
 FOLLOW_S = 0.5
 

@@ -18,8 +18,8 @@ import jinja2
 
 from rollart_hpc.config.schema import TaskConfig
 from rollart_hpc.envs.host import Happened, Host
-from rollart_hpc.envs.play import Trajectory
 from rollart_hpc.envs.render import Renderer
+from rollart_hpc.envs.trajectory import Trajectory
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.types import Frame, TokenRecord
 from rollart_hpc.wire.link import Link

@@ -27,15 +27,13 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 from rollart_hpc import __version__
-from rollart_hpc.config.process import EXIT_DRAINED
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.errors import EXIT_ENVIRONMENT, EXIT_USER, RollartError, SiteError
+from rollart_hpc.errors import EXIT_DRAINED, EXIT_ENVIRONMENT, EXIT_USER, RollartError, SiteError
 from rollart_hpc.files import append_line, read_json
 from rollart_hpc.launch import failures
 from rollart_hpc.launch.crew import Crew
-from rollart_hpc.launch.elastic import Elastic, Hands
-from rollart_hpc.launch.elastic_local import LocalHands, is_elastic
+from rollart_hpc.launch.elastic.local import LocalHands, is_elastic
+from rollart_hpc.launch.elastic.scaling import Elastic, Hands
 from rollart_hpc.launch.ownership import write_ownership
 from rollart_hpc.launch.place import LocalPlace, Place
 from rollart_hpc.launch.plan import CONTROLLER, Plan
@@ -43,6 +41,7 @@ from rollart_hpc.launch.process import Child, new_incarnation, wait_for
 from rollart_hpc.launch.restarts import RestoreBudget, RoleBudget
 from rollart_hpc.launch.signals import Signals
 from rollart_hpc.launch.watchdog import Watchdog
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire.keys import load_client, make_keys
 from rollart_hpc.wire.link import Link, LinkClosed
 from rollart_hpc.wire.messages import Drain, Exited, Hello, Message, Silent, Warned

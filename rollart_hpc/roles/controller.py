@@ -18,7 +18,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import RollartError, SiteError
 from rollart_hpc.files import write_json
 from rollart_hpc.flow import events as ev
@@ -30,6 +29,7 @@ from rollart_hpc.roles.journal import Journal
 from rollart_hpc.roles.payloads import TRANSCRIPT, Payloads, chunk_frames
 from rollart_hpc.roles.start import Start, run_role
 from rollart_hpc.roles.translate import event_of, message_of
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Frame, Role
 from rollart_hpc.wire import keys, members
 from rollart_hpc.wire import messages as ms

@@ -7,9 +7,9 @@ import os
 import zlib
 from typing import TYPE_CHECKING
 
-from rollart_hpc.config.process import end_with
 from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.observe.trace import Tracer
+from rollart_hpc.processes.lifetime import end_with
 from rollart_hpc.roles.start import Start, connect, data_address, run_role
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def make_engine(start: Start) -> Engine:
     seed = zlib.crc32(f"{config.seed}/{start.name}/{start.incarnation}".encode())
     if config.engine.kind == "vllm":
         return _make_vllm(start, max_len, seed)
-    from rollart_hpc.engines.torch_engine import TorchEngine
+    from rollart_hpc.engines.torch.engine import TorchEngine
 
     return TorchEngine(start.run.model, config.engine, max_len, deterministic=config.deterministic, seed=seed)
 

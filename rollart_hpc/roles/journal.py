@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.files import append_line, mend
 from rollart_hpc.flow import events as ev
@@ -32,6 +31,7 @@ from rollart_hpc.observe.status import (
 )
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.roles.roll import JOINED, LEFT, LOST, Roll
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire import messages as ms
 
 STATUS_EVERY_S = 1.0

@@ -23,9 +23,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from rollart_hpc.config.callables import FORMAT, lacks_format
 from rollart_hpc.config.objects import resolve
 from rollart_hpc.config.resolved import read_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import TaskConfig
 from rollart_hpc.errors import UserError
+from rollart_hpc.rundir import RunDir
 
 PAD, UNKNOWN, END, USER, ASSISTANT = SPECIAL = ("<pad>", "<unk>", "<|end|>", "<|user|>", "<|assistant|>")
 PAD_ID, END_ID = SPECIAL.index(PAD), SPECIAL.index(END)

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from rollart_hpc.weights.groups import CPU, Group, Seat, TorchGroup, TransferError, explained
 from rollart_hpc.weights.mpi import MpiGroup, World
+from rollart_hpc.weights.process_groups import CPU, Group, Seat, TorchGroup, TransferError, explained
 
 _BACKEND, _PLACE, _ROOT, _ABORT = "backend", "place", "root", "abort"
 MPI = "mpi"

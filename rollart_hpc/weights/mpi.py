@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from rollart_hpc.errors import SiteError
-from rollart_hpc.weights.groups import CPU, Group, TransferError
+from rollart_hpc.weights.process_groups import CPU, Group, TransferError
 
 log = logging.getLogger(__name__)
 

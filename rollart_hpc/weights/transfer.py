@@ -25,9 +25,9 @@ import torch
 from rollart_hpc.errors import SiteError
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.forming import form
-from rollart_hpc.weights.groups import CPU, Seat, TransferError, join_store, open_store
 from rollart_hpc.weights.layout import BucketInfo, Manifest
 from rollart_hpc.weights.mpi import World
+from rollart_hpc.weights.process_groups import CPU, Seat, TransferError, join_store, open_store
 from rollart_hpc.weights.store import check_bucket
 from rollart_hpc.wire.interfaces import address_facing
 

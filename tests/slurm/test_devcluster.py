@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from rollart_hpc.devcluster import cluster as clusters
+from rollart_hpc.devcluster.cluster import Cluster
 from rollart_hpc.errors import UserError
-from rollart_hpc.launch.devcluster import cluster as clusters
-from rollart_hpc.launch.devcluster.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = ROOT / "launchers" / "devcluster"

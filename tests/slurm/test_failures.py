@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rollart_hpc.launch.devcluster.cluster import Cluster
+from rollart_hpc.devcluster.cluster import Cluster
 from rollart_hpc.launch.slurm import record
 from tests.slurm.submitted import ALONE, SLOWLY, Submitted, cli, until
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rollart_hpc.config.rundir import RunDir
-from rollart_hpc.launch.devcluster.cluster import Cluster
+from rollart_hpc.devcluster.cluster import Cluster
 from rollart_hpc.launch.slurm import record
+from rollart_hpc.rundir import RunDir
 from tests.slurm.submitted import SMALL, Submitted, cli
 
 

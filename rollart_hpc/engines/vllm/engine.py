@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from rollart_hpc.engines.contract import Counters, Finished, Request
-from rollart_hpc.engines.model import end_ids
+from rollart_hpc.engines.torch.model import end_ids
 from rollart_hpc.engines.vllm.handles import Handle, remove_kv, usable_params
 from rollart_hpc.engines.vllm.settings import Setup, prefill_params, set_environment
 from rollart_hpc.engines.vllm.updates import from_collective, from_store

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollart_hpc.config.process import OFFLINE
 from rollart_hpc.config.schema import EngineConfig
+from rollart_hpc.processes.lifetime import OFFLINE
 
 BACKEND = "rollart"  # the name of our weight transfer in vLLM's registry
 _EXTENSION = "rollart_hpc.engines.vllm.worker.Extension"

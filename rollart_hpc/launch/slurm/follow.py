@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
-from rollart_hpc.config.process import EXIT_DRAINED
-from rollart_hpc.config.rundir import RunDir
-from rollart_hpc.errors import EXIT_ENVIRONMENT, RollartError
+from rollart_hpc.errors import EXIT_DRAINED, EXIT_ENVIRONMENT, RollartError
 from rollart_hpc.files import read_json
 from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.launch.slurm.queue import Queue
-from rollart_hpc.launch.slurm.standing import Ends, standing
+from rollart_hpc.launch.slurm.state import Ends, standing
+from rollart_hpc.rundir import RunDir
 
 LOOK_EVERY_S = 1.0
 _EXITS = {"finished": 0, "drained": EXIT_DRAINED, "cancelled": EXIT_DRAINED}

@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
 from rollart_hpc.launch.slurm.script import elastic_name
+from rollart_hpc.rundir import RunDir
 
 LIMIT_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 15.0

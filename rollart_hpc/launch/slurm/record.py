@@ -12,8 +12,8 @@ from typing import Literal, Union
 
 import msgspec
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.files import append_line, mend
+from rollart_hpc.rundir import RunDir
 
 
 class Line(msgspec.Struct, frozen=True, tag_field="kind"):

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.trainers.checksums import Head
 from rollart_hpc.trainers.megatron import cpu_shim
 from rollart_hpc.trainers.packing import MicroBatch
-from rollart_hpc.trainers.seals import Head
 from rollart_hpc.trainers.step import StepTrainer
 from rollart_hpc.trainers.world import World
 from rollart_hpc.weights.digest import digest
