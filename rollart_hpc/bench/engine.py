@@ -175,10 +175,10 @@ def _config(settings: Settings) -> EngineConfig:
 
 
 def _setup(settings: Settings, model: Path, root: Path, side: str) -> Any:
-    from rollart_hpc.engines.vllm.settings import Setup
+    from rollart_hpc.engines.vllm.settings import VllmSetup
 
     max_len = settings.prompt_tokens + settings.new_tokens + 1
-    return Setup(model, _config(settings), max_len, root / f"cache-{side}", seed=1)
+    return VllmSetup(model, _config(settings), max_len, root / f"cache-{side}", seed=1)
 
 
 def _raw(settings: Settings, model: Path, root: Path) -> Any:

@@ -56,7 +56,7 @@ def _add(
 def up(args: argparse.Namespace) -> int:
     made = clusters.up(args.dir, accounting=args.accounting, user_names=args.user, exposed=args.expose)
     option = "" if args.dir == default_directory() else f" --dir {shlex.quote(str(args.dir))}"
-    print(f"a development cluster is up in {made.place.path}", file=sys.stderr)
+    print(f"a development cluster is up in {made.files.path}", file=sys.stderr)
     print(f'  use it:  eval "$(launchers/devcluster env{option})"\n  end it:  launchers/devcluster down{option}',
           file=sys.stderr)  # fmt: skip
     return 0

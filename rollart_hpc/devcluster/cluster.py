@@ -23,27 +23,27 @@ ACCOUNT = "dev"
 class Cluster:
     """A running development cluster."""
 
-    place: layout.Place
+    files: layout.ClusterFiles
     holder: Holder
 
     @property
     def environment(self) -> dict[str, str]:
         """What a process needs to reach it."""
-        return {"SLURM_CONF": str(self.place.conf)}
+        return {"SLURM_CONF": str(self.files.conf)}
 
     @property
     def slurm(self) -> Slurm:
-        return Slurm(self.place.conf)
+        return Slurm(self.files.conf)
 
     def command(self, command: Sequence[str], *, user: str = "", directory: Path | None = None) -> list[str]:
         """The command that runs `command` where its jobs run: with the cluster's users, paths and process ids.
 
         A user starts at home with a fresh environment, as after a login: ours is not theirs to see.
         """
-        conf = f"SLURM_CONF={self.place.conf}"
+        conf = f"SLURM_CONF={self.files.conf}"
         if not user:
             return self.holder.enter(["env", conf, *command], directory=directory or Path("/"))
-        home = self.place.homes / user
+        home = self.files.homes / user
         if not home.is_dir():
             home = Path(pwd.getpwnam(user).pw_dir)
         path = f"PATH={Path(sys.executable).parent}:{packages.SEARCH}"
@@ -61,14 +61,14 @@ class Cluster:
 
     def signal_daemon(self, name: str, signal: str = "KILL") -> None:
         """Signal `slurmctld` or `slurmd-NODE`: what happens when a controller or a node dies."""
-        pid = (self.place.private / "pid" / name).read_text().strip()
+        pid = (self.files.private / "pid" / name).read_text().strip()
         done = self.run("kill", f"-{signal}", pid)
         if done.returncode != 0:
             raise SiteError(f"{name} (process {pid}) can't be signalled: {done.stderr.strip()}")
 
     def start_daemon(self, name: str) -> None:
         """Start `slurmctld` or `slurmd-NODE` again."""
-        daemons = Daemons(self.place, self.holder)
+        daemons = Daemons(self.files, self.holder)
         if name == "slurmctld":
             daemons.controller()
         else:
@@ -77,17 +77,17 @@ class Cluster:
     def down(self) -> None:
         """End every daemon and every process of every job, then remove the directory."""
         self.holder.end()
-        shutil.rmtree(self.place.path)
+        shutil.rmtree(self.files.path)
 
 
 def find(directory: Path) -> Cluster | None:
     """The cluster that runs in `directory`; None if there is none."""
-    place = layout.Place(directory.absolute())
+    files = layout.ClusterFiles(directory.absolute())
     try:
-        holder = read_holder(place.holder)
+        holder = read_holder(files.holder)
     except PermissionError:
         raise UserError(f"the cluster in {directory} belongs to another user", "only that user can do this") from None
-    return Cluster(place, holder) if holder else None
+    return Cluster(files, holder) if holder else None
 
 
 def up(
@@ -106,10 +106,10 @@ def up(
     clear(directory)
     packages.install(accounting=accounting)
     nodes = layout.make_nodes()
-    place = layout.make_place(directory, nodes)
-    layout.write_configuration(place, nodes, accounting=accounting)
-    layout.make_devices(place, nodes)
-    cluster = Cluster(place, start_holder(place.holder))
+    files = layout.make_files(directory, nodes)
+    layout.write_configuration(files, nodes, accounting=accounting)
+    layout.make_devices(files, nodes)
+    cluster = Cluster(files, start_holder(files.holder))
     try:
         _start(cluster, nodes, accounting, user_names, exposed)
     except BaseException:
@@ -120,20 +120,20 @@ def up(
 
 def clear(directory: Path) -> bool:
     """Remove what is left of a cluster that has ended. Touches nothing else."""
-    place = layout.Place(directory.absolute())
-    if not place.holder.exists() or find(directory):
+    files = layout.ClusterFiles(directory.absolute())
+    if not files.holder.exists() or find(directory):
         return False
-    shutil.rmtree(place.path)
+    shutil.rmtree(files.path)
     return True
 
 
 def _start(
     cluster: Cluster, nodes: list[layout.Node], accounting: bool, names: Sequence[str], exposed: Sequence[Path]
 ) -> None:
-    daemons = Daemons(cluster.place, cluster.holder)
-    made = users.make_users(cluster.place, names, daemons.run) if names else []
+    daemons = Daemons(cluster.files, cluster.holder)
+    made = users.make_users(cluster.files, names, daemons.run) if names else []
     if names or exposed:
-        users.expose(cluster.place, [*users.python_paths(), *exposed], daemons.run)
+        users.expose(cluster.files, [*users.python_paths(), *exposed], daemons.run)
     daemons.munge()
     if accounting:
         daemons.database()

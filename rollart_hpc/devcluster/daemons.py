@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rollart_hpc.devcluster.layout import Node, Place
+from rollart_hpc.devcluster.layout import ClusterFiles, Node
 from rollart_hpc.devcluster.namespace import Holder
 from rollart_hpc.devcluster.packages import SEARCH
 from rollart_hpc.errors import SiteError
@@ -24,13 +24,13 @@ _LIMIT_S = 60.0
 class Daemons:
     """Starts daemons inside the namespaces of `holder`."""
 
-    def __init__(self, place: Place, holder: Holder) -> None:
-        self._place, self._holder = place, holder
+    def __init__(self, files: ClusterFiles, holder: Holder) -> None:
+        self._files, self._holder = files, holder
 
     def run(self, *command: str, limit_s: float = _LIMIT_S) -> None:
         """A command that must succeed, as root, inside. A daemon goes to the background when it is set up."""
-        variables = {"PATH": SEARCH, "SLURM_CONF": str(self._place.conf)}
-        variables["MYSQL_UNIX_PORT"] = str(self._place.database_socket)
+        variables = {"PATH": SEARCH, "SLURM_CONF": str(self._files.conf)}
+        variables["MYSQL_UNIX_PORT"] = str(self._files.database_socket)
         try:
             done = subprocess.run(
                 self._holder.enter(command), env={**clean_environment(), **variables}, stdin=subprocess.DEVNULL,
@@ -42,41 +42,41 @@ class Daemons:
             raise SiteError(f"{command[0]} failed: {(done.stderr or done.stdout).strip()[-1000:]}", self._see_logs())
 
     def munge(self) -> None:
-        place = self._place
-        handle = os.open(place.key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        files = self._files
+        handle = os.open(files.key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(handle, "wb") as file:
             file.write(secrets.token_bytes(128))
-        files = {"socket": place.munge_socket, "key-file": place.key, "pid-file": place.private / "pid" / "munged"}
-        files |= {"log-file": place.logs / "munged.log", "seed-file": place.private / "munge.seed"}
-        self.run("munged", "--force", *(f"--{name}={path}" for name, path in files.items()))
+        paths = {"socket": files.munge_socket, "key-file": files.key, "pid-file": files.private / "pid" / "munged"}
+        paths |= {"log-file": files.logs / "munged.log", "seed-file": files.private / "munge.seed"}
+        self.run("munged", "--force", *(f"--{name}={path}" for name, path in paths.items()))
 
     def database(self) -> None:
         """MariaDB on a socket of its own, then slurmdbd."""
-        place = self._place
-        place.database.mkdir(mode=0o700)
+        files = self._files
+        files.database.mkdir(mode=0o700)
         # Nobody needs these tables after a power cut: don't wait for the disk at every change.
         careless = ["--innodb-flush-method=nosync", "--innodb-flush-log-at-trx-commit=0", "--skip-innodb-doublewrite"]
-        options = ["--no-defaults", f"--datadir={place.database}", "--user=root", *careless]
+        options = ["--no-defaults", f"--datadir={files.database}", "--user=root", *careless]
         self.run("mariadb-install-db", *options, "--skip-test-db")
-        options += ["--skip-networking", f"--socket={place.database_socket}"]
-        options += [f"--log-error={place.logs / 'mariadb.log'}", f"--pid-file={place.private / 'pid' / 'mariadbd'}"]
+        options += ["--skip-networking", f"--socket={files.database_socket}"]
+        options += [f"--log-error={files.logs / 'mariadb.log'}", f"--pid-file={files.private / 'pid' / 'mariadbd'}"]
         self.run("sh", "-c", 'setsid "$@" >/dev/null 2>&1 &', "sh", "mariadbd", *options)
-        self._until(place.database_socket.exists, "MariaDB", place.logs / "mariadb.log")
+        self._until(files.database_socket.exists, "MariaDB", files.logs / "mariadb.log")
         self.run("slurmdbd")
-        log = place.logs / "slurmdbd.log"
-        slurm = Slurm(place.conf, limit_s=10)
+        log = files.logs / "slurmdbd.log"
+        slurm = Slurm(files.conf, limit_s=10)
         self._until(lambda: _answers(slurm, "sacctmgr", "-n", "list", "cluster"), "slurmdbd", log)
 
     def controller(self) -> None:
         self.run("slurmctld")
-        slurm = Slurm(self._place.conf, limit_s=10)
-        self._until(lambda: _answers(slurm, "sinfo", "-h"), "slurmctld", self._place.logs / "slurmctld.log")
+        slurm = Slurm(self._files.conf, limit_s=10)
+        self._until(lambda: _answers(slurm, "sinfo", "-h"), "slurmctld", self._files.logs / "slurmctld.log")
 
     def node(self, name: str) -> None:
         self.run("slurmd", "-N", name)
 
     def wait_for_nodes(self, nodes: Sequence[Node]) -> None:
-        slurm = Slurm(self._place.conf, limit_s=10)
+        slurm = Slurm(self._files.conf, limit_s=10)
         fields = {"node": "%N", "state": "%t", "reason": "%E"}
         names = ",".join(node.name for node in nodes)
 
@@ -90,7 +90,7 @@ class Daemons:
                 raise SiteError(f"Slurm drained nodes: {drained}", self._see_logs())
             return {row["node"] for row in rows if row["state"] == "idle"} == {node.name for node in nodes}
 
-        self._until(are_idle, "nodes", self._place.logs / "slurmctld.log")
+        self._until(are_idle, "nodes", self._files.logs / "slurmctld.log")
 
     def _until(self, condition: Callable[[], bool], what: str, log: Path) -> None:
         deadline = time.monotonic() + _LIMIT_S
@@ -101,7 +101,7 @@ class Daemons:
             time.sleep(0.05)
 
     def _see_logs(self) -> str:
-        return f"see the logs in {self._place.logs}"
+        return f"see the logs in {self._files.logs}"
 
 
 def _answers(slurm: Slurm, *command: str) -> bool:

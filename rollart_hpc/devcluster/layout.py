@@ -39,7 +39,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Place:
+class ClusterFiles:
     """The directory of one cluster."""
 
     path: Path
@@ -98,29 +98,29 @@ def default_directory() -> Path:
     return Path("/tmp") / f"rollart-devcluster-{os.getuid()}"
 
 
-def make_place(path: Path, nodes: list[Node]) -> Place:
+def make_files(path: Path, nodes: list[Node]) -> ClusterFiles:
     """The directories of a new cluster. Refuses a directory that is somebody else's or holds something else."""
-    place = Place(path)
+    files = ClusterFiles(path)
     if not _PLAIN.fullmatch(str(path)):
         raise UserError(f"Slurm can't have its files in {str(path)!r}", "choose a --dir of letters, digits and /._-")
-    if len(str(place.munge_socket)) > _LONGEST_SOCKET:
+    if len(str(files.munge_socket)) > _LONGEST_SOCKET:
         raise UserError(f"{path} is too long for the path of a socket", "choose a shorter --dir")
     if path.exists() or path.is_symlink():
         _refuse_foreign(path)
     path.mkdir(mode=0o711, parents=True, exist_ok=True)
     path.chmod(0o711)
-    for directory in (place.private, place.logs, place.private / "state", place.private / "pid"):
+    for directory in (files.private, files.logs, files.private / "state", files.private / "pid"):
         directory.mkdir(mode=0o700)
-    write_json(place.holder, {})  # from now on it is known as a cluster's, whatever happens
-    for directory in (place.munge_socket.parent, place.spool, place.tmp, place.devices, place.homes):
+    write_json(files.holder, {})  # from now on it is known as a cluster's, whatever happens
+    for directory in (files.munge_socket.parent, files.spool, files.tmp, files.devices, files.homes):
         directory.mkdir()
         directory.chmod(0o755)
     for node in nodes:
-        (place.spool / node.name).mkdir()
-        (place.spool / node.name).chmod(0o755)
-        (place.tmp / node.name).mkdir()
-        (place.tmp / node.name).chmod(0o1777)
-    return place
+        (files.spool / node.name).mkdir()
+        (files.spool / node.name).chmod(0o755)
+        (files.tmp / node.name).mkdir()
+        (files.tmp / node.name).chmod(0o1777)
+    return files
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -167,33 +167,33 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def write_configuration(place: Place, nodes: list[Node], *, accounting: bool) -> None:
+def write_configuration(files: ClusterFiles, nodes: list[Node], *, accounting: bool) -> None:
     """slurm.conf, gres.conf and, with accounting, slurmdbd.conf."""
     controller_port, database_port = free_ports(2)
     fields: dict[str, object] = {
         "host": socket.gethostname(),
         "controller_port": controller_port,
         "database_port": database_port,
-        "munge_socket": place.munge_socket,
-        "private": place.private,
-        "spool": place.spool,
-        "tmp": place.tmp,
+        "munge_socket": files.munge_socket,
+        "private": files.private,
+        "spool": files.spool,
+        "tmp": files.tmp,
         "nodes": "\n".join(_node_line(node) for node in nodes),
     }
     fields["accounting"] = _render("accounting-on.conf" if accounting else "accounting-off.conf", fields)
-    _write(place.conf, _render("slurm.conf", fields), 0o644)
-    _write(place.path / "gres.conf", "".join(_gres_line(place, node) for node in nodes if node.gpus), 0o644)
-    _write(place.path / "cgroup.conf", "", 0o644)
+    _write(files.conf, _render("slurm.conf", fields), 0o644)
+    _write(files.path / "gres.conf", "".join(_gres_line(files, node) for node in nodes if node.gpus), 0o644)
+    _write(files.path / "cgroup.conf", "", 0o644)
     if accounting:
-        _write(place.path / "slurmdbd.conf", _render("slurmdbd.conf", fields), 0o600)
+        _write(files.path / "slurmdbd.conf", _render("slurmdbd.conf", fields), 0o600)
 
 
-def make_devices(place: Place, nodes: list[Node]) -> None:
+def make_devices(files: ClusterFiles, nodes: list[Node]) -> None:
     """Fake GPUs: Slurm wants character devices, so each is another /dev/null."""
     null = os.stat(os.devnull).st_rdev
     for kind in {(node.gpu, node.gpus) for node in nodes if node.gpus}:
         for i in range(kind[1]):
-            device = place.devices / f"{kind[0]}_{i}"
+            device = files.devices / f"{kind[0]}_{i}"
             os.mknod(device, 0o020666, null)
             device.chmod(0o666)
 
@@ -206,8 +206,8 @@ def _node_line(node: Node) -> str:
     )
 
 
-def _gres_line(place: Place, node: Node) -> str:
-    return f"NodeName={node.name} Name=gpu Type={node.gpu} File={place.devices}/{node.gpu}_[0-{node.gpus - 1}]\n"
+def _gres_line(files: ClusterFiles, node: Node) -> str:
+    return f"NodeName={node.name} Name=gpu Type={node.gpu} File={files.devices}/{node.gpu}_[0-{node.gpus - 1}]\n"
 
 
 def _render(name: str, fields: dict[str, object]) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollart_hpc.devcluster.layout import Place
+from rollart_hpc.devcluster.layout import ClusterFiles
 from rollart_hpc.errors import UserError
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
@@ -31,7 +31,7 @@ class User:
     home: Path
 
 
-def make_users(place: Place, names: Sequence[str], run: Run) -> list[User]:
+def make_users(files: ClusterFiles, names: Sequence[str], run: Run) -> list[User]:
     """Users of the machine as they are, others for this cluster alone."""
     taken = {entry.pw_uid for entry in pwd.getpwall()}
     free = (uid for uid in _IDS if uid not in taken)
@@ -43,14 +43,14 @@ def make_users(place: Place, names: Sequence[str], run: Run) -> list[User]:
             known = pwd.getpwnam(name)
             users.append(User(name, known.pw_uid, known.pw_gid, Path(known.pw_dir)))
         except KeyError:
-            user = User(name, uid := next(free), uid, place.homes / name)
+            user = User(name, uid := next(free), uid, files.homes / name)
             users.append(user)
             passwd += f"{name}:x:{uid}:{uid}::{user.home}:/bin/bash\n"
             group += f"{name}:x:{uid}:\n"
             user.home.mkdir(mode=0o700)
             os.chown(user.home, uid, uid)
     for file, text in (("passwd", passwd), ("group", group)):
-        ours = place.path / file
+        ours = files.path / file
         ours.write_text(text)
         ours.chmod(0o644)
         run("mount", "--bind", str(ours), f"/etc/{file}")
@@ -64,10 +64,10 @@ def python_paths() -> list[Path]:
     return list(dict.fromkeys(path.resolve() for path in prefixes))
 
 
-def expose(place: Place, paths: Sequence[Path], run: Run) -> list[Path]:
+def expose(files: ClusterFiles, paths: Sequence[Path], run: Run) -> list[Path]:
     """Let ordinary users of the cluster reach `paths` below directories closed to them. Returns those concerned."""
     closed = {path: gate for path in paths if (gate := closed_gate(path)) is not None}
-    holding = place.private / "exposed"
+    holding = files.private / "exposed"
     for i, path in enumerate(closed):
         (holding / str(i)).mkdir(parents=True)
         run("mount", "--bind", str(path), str(holding / str(i)))

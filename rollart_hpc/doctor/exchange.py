@@ -95,7 +95,7 @@ class Caller:
         self._link.close()
 
 
-class Hub:
+class ProbeHub:
     def __init__(self, listener: socket.socket, token: str, limit_s: float) -> None:
         self._listener, self._token, self._limit_s = listener, token, limit_s
         self._callers: dict[str, Caller] = {}

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from rollart_hpc.config.site import SiteConfig
-from rollart_hpc.doctor.exchange import Hub, listen
+from rollart_hpc.doctor.exchange import ProbeHub, listen
 from rollart_hpc.doctor.files import Folder
 from rollart_hpc.doctor.probe import LIMIT_S, loopback_finding
 from rollart_hpc.doctor.submit import MEMORY_MB, gres
@@ -84,7 +84,7 @@ def main() -> int:
         found = [loopback_finding(check, "network.control", interface, address)]
         here = (address, int(listener.getsockname()[1]))
         steps = [start_probe(folder, canary, site, names, index, here) for index in range(len(names))]
-        hub = Hub(listener, folder.read_token(), LIMIT_S)
+        hub = ProbeHub(listener, folder.read_token(), LIMIT_S)
         hub.gather(lambda: {name for name, step in zip(names, steps) if step.poll() is None})
         hub.part()
         for name, step in zip(names, steps):

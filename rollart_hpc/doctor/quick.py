@@ -27,7 +27,7 @@ _LITTLE_GB = 10.0
 _QUOTA_TEST_BYTES = 4 * 1024 * 1024
 
 
-def cheap_findings(site: SiteConfig, run_root: Path, slurm: Slurm) -> list[Finding]:
+def quick_findings(site: SiteConfig, run_root: Path, slurm: Slurm) -> list[Finding]:
     """Everything; a failure that leaves nothing to ask ends the list."""
     found = list(readiness(site, run_root, slurm))
     if has_failed(found):

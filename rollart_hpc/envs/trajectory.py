@@ -19,7 +19,7 @@ from rollart_hpc.wire.messages import Ended, Play, TurnWanted
 from rollart_hpc.wire.prefix import PrefixHash
 
 
-class Trajectory:
+class EnvTrajectory:
     def __init__(self, play: Play, task: TaskConfig, renderer: Renderer) -> None:
         self.play = play
         self.task = task

@@ -36,13 +36,13 @@ def make_engine(start: Start) -> Engine:
 
 def _make_vllm(start: Start, max_len: int, seed: int) -> Engine:
     from rollart_hpc.engines.vllm.engine import VllmEngine
-    from rollart_hpc.engines.vllm.settings import Setup
+    from rollart_hpc.engines.vllm.settings import VllmSetup
     from rollart_hpc.weights.store import NodeStore
 
     os.umask(0o077)  # what vLLM writes is as private as what we write
     os.environ[ENGINE_VARIABLE] = str(os.getpid())
     config, pools = start.config, start.config.pools
-    setup = Setup(
+    setup = VllmSetup(
         model=start.run.model,
         config=config.engine,
         max_len=max_len,

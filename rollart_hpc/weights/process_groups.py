@@ -40,7 +40,7 @@ def explained(what: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankSetup:
     """One process's place in a group."""
 
     rank: int
@@ -50,7 +50,7 @@ class Seat:
     device: torch.device = CPU
 
 
-class Group(ABC):
+class ProcessGroup(ABC):
     """Rank 0 is the source. Leaving the context closes it; by an exception that ends it for the others at once.
 
     An operation under way can't be broken from outside; it ends by its deadline.
@@ -85,16 +85,16 @@ class Group(ABC):
         self.close(failed=error is not None)
 
 
-class TorchGroup(Group):
-    def __init__(self, store: TCPStore, seat: Seat) -> None:
-        """Waits for all ranks, at most the deadline. The seat's device decides between gloo and NCCL."""
+class TorchProcessGroup(ProcessGroup):
+    def __init__(self, store: TCPStore, setup: RankSetup) -> None:
+        """Waits for all ranks, at most the deadline. The setup's device decides between gloo and NCCL."""
         self._store: TCPStore | None = store  # lives as long as the group
-        self._deadline = timedelta(seconds=seat.deadline_s)
+        self._deadline = timedelta(seconds=setup.deadline_s)
         self._work: Any = None
-        self.device = seat.device
+        self.device = setup.device
         with explained("forming the group of a weight transfer"):
             prefixed = PrefixStore("group", store)
-            self._group: Any = _gloo(prefixed, seat) if self.device.type == "cpu" else _nccl(prefixed, seat)
+            self._group: Any = _gloo(prefixed, setup) if self.device.type == "cpu" else _nccl(prefixed, setup)
 
     def start_broadcast(self, tensor: torch.Tensor) -> None:
         self.finish()
@@ -125,14 +125,14 @@ class TorchGroup(Group):
         self._store = None
 
 
-def _gloo(store: PrefixStore, seat: Seat) -> Any:
+def _gloo(store: PrefixStore, setup: RankSetup) -> Any:
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = timedelta(seconds=seat.deadline_s)
-    options._devices = [ProcessGroupGloo.create_device(hostname=seat.host)]
-    return ProcessGroupGloo(store, seat.rank, seat.size, options)
+    options._timeout = timedelta(seconds=setup.deadline_s)
+    options._devices = [ProcessGroupGloo.create_device(hostname=setup.host)]
+    return ProcessGroupGloo(store, setup.rank, setup.size, options)
 
 
-def _nccl(store: PrefixStore, seat: Seat) -> Any:
+def _nccl(store: PrefixStore, setup: RankSetup) -> Any:
     """Written from PyTorch's documentation; has not been run on GPUs.
 
     A lost peer must break this call, not the process: waiting blocks with the deadline, the watchdog cleans up
@@ -143,22 +143,22 @@ def _nccl(store: PrefixStore, seat: Seat) -> Any:
     """
     from torch.distributed import ProcessGroupNCCL
 
-    _meet(store, seat)
-    os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(math.ceil(seat.deadline_s)))
+    _meet(store, setup)
+    os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(math.ceil(setup.deadline_s)))
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     options = ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=seat.deadline_s)
+    options._timeout = timedelta(seconds=setup.deadline_s)
     options.config.blocking = 0
-    group = ProcessGroupNCCL(store, seat.rank, seat.size, options)
-    group.eager_connect_single_device(seat.device)
+    group = ProcessGroupNCCL(store, setup.rank, setup.size, options)
+    group.eager_connect_single_device(setup.device)
     return group
 
 
-def _meet(store: PrefixStore, seat: Seat) -> None:
-    store.set(f"here/{seat.rank}", "")
-    store.wait([f"here/{rank}" for rank in range(seat.size)], timedelta(seconds=seat.deadline_s))
+def _meet(store: PrefixStore, setup: RankSetup) -> None:
+    store.set(f"here/{setup.rank}", "")
+    store.wait([f"here/{rank}" for rank in range(setup.size)], timedelta(seconds=setup.deadline_s))
 
 
 def open_store(listener: socket.socket, host: str, deadline_s: float) -> TCPStore:

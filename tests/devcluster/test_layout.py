@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollart_hpc.devcluster.cluster import up
-from rollart_hpc.devcluster.layout import make_nodes, make_place, write_configuration
+from rollart_hpc.devcluster.layout import make_files, make_nodes, write_configuration
 from rollart_hpc.devcluster.users import closed_gate
 from rollart_hpc.errors import SiteError, UserError
 
@@ -28,39 +28,39 @@ def test_eight_nodes_with_ports_of_their_own() -> None:
 @pytest.mark.parametrize("accounting", [False, True])
 def test_the_configuration_is_complete(directory: Path, accounting: bool) -> None:
     nodes = make_nodes()
-    place = make_place(directory, nodes)
-    write_configuration(place, nodes, accounting=accounting)
-    text = place.conf.read_text()
+    files = make_files(directory, nodes)
+    write_configuration(files, nodes, accounting=accounting)
+    text = files.conf.read_text()
     assert "$" not in text and all(f"NodeName={node.name} " in text for node in nodes)
     assert (directory / "slurmdbd.conf").exists() == accounting
     assert "Type=h20 File=" in (directory / "gres.conf").read_text()
 
 
 def test_others_pass_through_but_read_nothing_private(directory: Path) -> None:
-    place = make_place(directory, make_nodes())
-    assert [path.stat().st_mode & 0o777 for path in (place.path, place.private)] == [0o711, 0o700]
+    files = make_files(directory, make_nodes())
+    assert [path.stat().st_mode & 0o777 for path in (files.path, files.private)] == [0o711, 0o700]
 
 
 def test_a_foreign_directory_is_refused(directory: Path) -> None:
     directory.mkdir()
     (directory / "thesis.tex").write_text("precious")
     with pytest.raises(UserError, match="not empty"):
-        make_place(directory, [])
+        make_files(directory, [])
     (directory / "thesis.tex").unlink()
     directory.chmod(0o777)
     with pytest.raises(UserError, match="not a private directory"):
-        make_place(directory, [])
+        make_files(directory, [])
     link = directory.with_name("link")
     link.symlink_to(directory)
     with pytest.raises(UserError, match="not a private directory"):
-        make_place(link, [])
+        make_files(link, [])
 
 
 def test_a_path_that_slurm_or_a_socket_can_not_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="letters, digits"):
-        make_place(Path("/tmp/a b"), [])
+        make_files(Path("/tmp/a b"), [])
     with pytest.raises(UserError, match="shorter --dir"):
-        make_place(tmp_path / ("x" * 100), [])
+        make_files(tmp_path / ("x" * 100), [])
 
 
 def test_the_outermost_closed_directory_is_found(tmp_path: Path) -> None:

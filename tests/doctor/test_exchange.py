@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rollart_hpc.doctor.exchange import Caller, Hub, dial, echo, listen, new_token
+from rollart_hpc.doctor.exchange import Caller, ProbeHub, dial, echo, listen, new_token
 from rollart_hpc.errors import SiteError
 
 HERE = "127.0.0.1"
@@ -16,7 +16,7 @@ HERE = "127.0.0.1"
 def test_two_probes_learn_of_each_other_and_a_stranger_of_nobody() -> None:
     token, listener = new_token(), listen(HERE)
     port = listener.getsockname()[1]
-    hub = Hub(listener, token, limit_s=60)
+    hub = ProbeHub(listener, token, limit_s=60)
     seen: dict[str, object] = {}
 
     def probe(name: str) -> None:
@@ -44,7 +44,7 @@ def test_two_probes_learn_of_each_other_and_a_stranger_of_nobody() -> None:
 
 def test_nobody_is_waited_for_who_has_ended() -> None:
     with listen(HERE) as listener:
-        Hub(listener, new_token(), limit_s=600).gather(set)
+        ProbeHub(listener, new_token(), limit_s=600).gather(set)
 
 
 def test_only_who_knows_the_token_gets_an_answer() -> None:

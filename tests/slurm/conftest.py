@@ -80,7 +80,7 @@ def own_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 
 def use(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setenv("SLURM_CONF", str(cluster.place.conf))
+    monkeypatch.setenv("SLURM_CONF", str(cluster.files.conf))
     return cluster
 
 

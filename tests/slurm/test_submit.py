@@ -36,7 +36,7 @@ def test_the_dry_run_s_output_passes_sbatch_unchanged(cluster: Cluster, tmp_path
 
 def test_what_would_not_run_is_refused_before_it_is_sent(accounting_cluster: Cluster, tmp_path: Path) -> None:
     cluster = accounting_cluster
-    site = cluster.place.path.parent / "closed.yaml"
+    site = cluster.files.path.parent / "closed.yaml"
     site.write_text("base: dev\nclasses: {cpu: {partition: staff}}\n")
     site.chmod(0o644)
     for words in (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rollart_hpc.weights import process_groups as groups
-from rollart_hpc.weights.process_groups import Seat, TorchGroup, TransferError
+from rollart_hpc.weights.process_groups import RankSetup, TorchProcessGroup, TransferError
 
 DEADLINE_S = 7.0
 
@@ -45,14 +45,14 @@ class FakeNccl:
 @pytest.fixture
 def nccl(monkeypatch: pytest.MonkeyPatch) -> FakeNccl:
     fake = FakeNccl()
-    monkeypatch.setattr(groups, "_nccl", lambda store, seat: fake)
+    monkeypatch.setattr(groups, "_nccl", lambda store, setup: fake)
     monkeypatch.setattr(groups, "PrefixStore", lambda prefix, store: store)
     return fake
 
 
-def make_group() -> TorchGroup:
+def make_group() -> TorchProcessGroup:
     store: Any = object()
-    return TorchGroup(store, Seat(1, 2, "127.0.0.1", DEADLINE_S, torch.device("cuda")))
+    return TorchProcessGroup(store, RankSetup(1, 2, "127.0.0.1", DEADLINE_S, torch.device("cuda")))
 
 
 def test_a_transfer_that_went_well_ends_in_order(nccl: FakeNccl) -> None:

@@ -23,8 +23,8 @@ from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.digest import raw_bytes
 from rollart_hpc.weights.forming import collective_of, form
-from rollart_hpc.weights.mpi import World
-from rollart_hpc.weights.process_groups import CPU, Group, Seat, join_store, open_store
+from rollart_hpc.weights.mpi import MpiWorld
+from rollart_hpc.weights.process_groups import CPU, ProcessGroup, RankSetup, join_store, open_store
 from rollart_hpc.weights.relay import Relay
 from rollart_hpc.weights.store import NodeStore
 from rollart_hpc.weights.transfer import open_rendezvous
@@ -39,7 +39,7 @@ M = TypeVar("M", bound=Message)
 
 class Bench:
     def __init__(self, directory: Path, total: int, bucket: int, rank: int | None) -> None:
-        self.world = World("bench", DEADLINE_S) if rank is None else None
+        self.world = MpiWorld("bench", DEADLINE_S) if rank is None else None
         self.rank = self.world.rank if self.world is not None else int(rank or 0)
         self.total, self.bucket, self._directory = total, bucket, directory
         self._epoch = self._version = 0
@@ -92,15 +92,15 @@ class Bench:
             group.barrier()
             return collective_of(group)
 
-    def _group(self) -> Group:
+    def _group(self) -> ProcessGroup:
         if self.rank == 0:
             rendezvous = open_rendezvous(HOST)
             self._publish(rendezvous.port)
             return form(
-                open_store(rendezvous.listener, HOST, DEADLINE_S), Seat(0, 2, HOST, DEADLINE_S, CPU), self.world
+                open_store(rendezvous.listener, HOST, DEADLINE_S), RankSetup(0, 2, HOST, DEADLINE_S, CPU), self.world
             )
         store = join_store(HOST, self._meet(), DEADLINE_S)
-        return form(store, Seat(1, 2, HOST, DEADLINE_S, CPU), self.world)
+        return form(store, RankSetup(1, 2, HOST, DEADLINE_S, CPU), self.world)
 
     def _publish(self, port: int) -> None:
         scratch = self._directory / f"scratch-{self._epoch}"

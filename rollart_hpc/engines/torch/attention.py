@@ -52,7 +52,7 @@ class Block:
 
 
 @dataclass(slots=True)
-class Plan:
+class AttentionPlan:
     """The tokens of one forward: row and position of each, and the blocks in which they attend."""
 
     cache: KvCache
@@ -63,7 +63,7 @@ class Plan:
     device_positions: torch.Tensor
 
 
-def make_plan(cache: KvCache, starts: Ints, counts: Ints, num_decoding: int) -> Plan:
+def make_plan(cache: KvCache, starts: Ints, counts: Ints, num_decoding: int) -> AttentionPlan:
     """Row r runs `counts[r]` tokens from position `starts[r]`; tokens are packed in row order, decoding rows first."""
     device = cache.data.device
     ends = np.cumsum(counts)
@@ -76,7 +76,7 @@ def make_plan(cache: KvCache, starts: Ints, counts: Ints, num_decoding: int) -> 
         blocks.append(Block(these, num_decoding, 1, length, device_positions[these, None], these, None, these))
     for members in _similar(counts, num_decoding):
         blocks.append(_prefill_block(members, starts[members], counts[members], (ends - counts)[members], device))
-    return Plan(cache, rows, positions, blocks, _put(rows, device), device_positions)
+    return AttentionPlan(cache, rows, positions, blocks, _put(rows, device), device_positions)
 
 
 def _similar(counts: Ints, first: int) -> list[Ints]:
@@ -119,7 +119,7 @@ def row_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    plan: Plan,
+    plan: AttentionPlan,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **others: Any,

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.engines.contract import Counters, Finish, Finished, Request
 from rollart_hpc.engines.torch.attention import make_plan
-from rollart_hpc.engines.torch.rows import Held, Rows
+from rollart_hpc.engines.torch.rows import CachedTrajectory, Rows
 from rollart_hpc.engines.torch.runner import Runner
 from rollart_hpc.types import TokenRecord, WeightsId
 
@@ -42,7 +42,7 @@ class Live:
     """A request in flight. `held` is None until it gets a row."""
 
     request: Request
-    held: Held | None
+    held: CachedTrajectory | None
     added_s: float
     admitted_s: float = 0.0
     first_s: float = 0.0
@@ -188,7 +188,7 @@ class TorchEngine:
         live.held, held.live = held, live
         return True
 
-    def _start(self, live: Live, held: Held) -> None:
+    def _start(self, live: Live, held: CachedTrajectory) -> None:
         rows, request = self.rows, live.request
         rows.exchange(held.row, self.num_running)
         self.num_running += 1
@@ -257,7 +257,7 @@ class TorchEngine:
 
     # --- the end of a request ------------------------------------------------------------------
 
-    def _finish(self, held: Held, finish: Finish) -> None:
+    def _finish(self, held: CachedTrajectory, finish: Finish) -> None:
         rows, row, live = self.rows, held.row, held.live
         record = rows.record(held)
         now = time.monotonic()
@@ -277,7 +277,7 @@ class TorchEngine:
         del self._live[live.request.request]
         self._retire(held)
 
-    def _retire(self, held: Held) -> None:
+    def _retire(self, held: CachedTrajectory) -> None:
         """Take a row out of the running block; its trajectory stays, idle."""
         held.live = None
         self.rows.touch(held)

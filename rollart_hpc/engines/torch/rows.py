@@ -24,7 +24,7 @@ MIN_SHARED_TOKENS = 16  # below this, prefilling again is as cheap as copying
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class CachedTrajectory:
     """A trajectory that has a row. `live` is its request in flight; without one it may be evicted."""
 
     trajectory: str
@@ -36,7 +36,7 @@ class Held:
 class Donor(NamedTuple):
     """A row whose beginning a new trajectory can copy: siblings of a group and tasks have long prompts in common."""
 
-    held: Held | None
+    held: CachedTrajectory | None
     num_tokens: int  # that can be copied now
     num_coming: int  # that can be once the rows that run have been prefilled
 
@@ -61,19 +61,19 @@ class Rows:
         self.limit = self._numbers[:, 3]  # `tokens` at which the turn ends
         self.prefilled = self._numbers[:, 4]  # tokens prefilled in this turn
         self.temperature = np.zeros(num_rows, np.float32)
-        self.held: list[Held | None] = [None] * num_rows
-        self._by_trajectory: dict[str, Held] = {}
+        self.held: list[CachedTrajectory | None] = [None] * num_rows
+        self._by_trajectory: dict[str, CachedTrajectory] = {}
         self._free = set(range(num_rows))
         self._uses = 0
 
-    def get(self, trajectory: str) -> Held | None:
+    def get(self, trajectory: str) -> CachedTrajectory | None:
         return self._by_trajectory.get(trajectory)
 
-    def holds(self, held: Held, num_tokens: int, hash_: int) -> bool:
+    def holds(self, held: CachedTrajectory, num_tokens: int, hash_: int) -> bool:
         """True if the row begins with exactly this prefix."""
         return num_tokens <= self.tokens[held.row] and prefix_hash(self.ids[held.row, :num_tokens]) == hash_
 
-    def extend(self, held: Held, keep: int, new_ids: NDArray[np.int32]) -> None:
+    def extend(self, held: CachedTrajectory, keep: int, new_ids: NDArray[np.int32]) -> None:
         """Make the row its first `keep` tokens and `new_ids`. KV of tokens that were there already stays valid.
 
         At least one token stays to be run, because logits come from it.
@@ -86,12 +86,12 @@ class Rows:
         self.tokens[row] = self.start[row] = end
         self.cached[row] = min(self.cached[row], keep + same, end - 1)
 
-    def record(self, held: Held) -> TokenRecord:
+    def record(self, held: CachedTrajectory) -> TokenRecord:
         """What was sampled in this turn."""
         at = held.row, slice(int(self.start[held.row]), int(self.tokens[held.row]))
         return TokenRecord(self.ids[at].copy(), self.logprobs[at].copy(), self.versions[at].copy())
 
-    def take(self, trajectory: str, preferred: int) -> Held | None:
+    def take(self, trajectory: str, preferred: int) -> CachedTrajectory | None:
         """A row for a new trajectory, if need be that of the one idle for longest. None: all rows have requests."""
         if not self._free:
             idle = [h for h in self._by_trajectory.values() if h.live is None]
@@ -101,7 +101,7 @@ class Rows:
             self._counters.num_evicted += 1
         row = preferred if preferred in self._free else next(iter(self._free))
         self._free.remove(row)
-        held = self.held[row] = self._by_trajectory[trajectory] = Held(trajectory, row)
+        held = self.held[row] = self._by_trajectory[trajectory] = CachedTrajectory(trajectory, row)
         self.tokens[row] = self.cached[row] = 0
         return held
 
@@ -116,7 +116,7 @@ class Rows:
         best = int(usable.argmax())
         return Donor(self.held[best], int(usable[best]), int(common[:num_running].max(initial=0)))
 
-    def share(self, donor: Donor, held: Held) -> None:
+    def share(self, donor: Donor, held: CachedTrajectory) -> None:
         """Begin the new row with the donor's tokens and KV. If it was just evicted, they lie in this very row."""
         size = donor.num_tokens
         if donor.held is not None and size >= MIN_SHARED_TOKENS:
@@ -124,11 +124,11 @@ class Rows:
             self.ids[held.row, :size] = self.ids[donor.held.row, :size]
             self.tokens[held.row] = self.cached[held.row] = size
 
-    def touch(self, held: Held) -> None:
+    def touch(self, held: CachedTrajectory) -> None:
         self._uses += 1
         held.last_used = self._uses
 
-    def release(self, held: Held) -> None:
+    def release(self, held: CachedTrajectory) -> None:
         del self._by_trajectory[held.trajectory]
         self.held[held.row] = None
         self.tokens[held.row] = self.cached[held.row] = 0

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from rollart_hpc.config.schema import EngineConfig
-from rollart_hpc.engines.torch.attention import Ints, Plan
+from rollart_hpc.engines.torch.attention import AttentionPlan, Ints
 from rollart_hpc.engines.torch.kv import KvCache, KvShape
 from rollart_hpc.engines.torch.model import Weights, end_ids, load_architecture
 from rollart_hpc.engines.torch.sampling import sample
@@ -50,7 +50,7 @@ class Runner:
     def seed(self, seed: int) -> None:
         self._generator.manual_seed(seed)
 
-    def forward(self, plan: Plan, ids: NDArray[np.int32], wanted: Ints | None) -> torch.Tensor:
+    def forward(self, plan: AttentionPlan, ids: NDArray[np.int32], wanted: Ints | None) -> torch.Tensor:
         """Logits [token, vocabulary] of the packed tokens with these indices; None: of all."""
         out = self.model(
             input_ids=torch.from_numpy(ids).to(self.device)[None],

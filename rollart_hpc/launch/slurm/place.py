@@ -28,7 +28,7 @@ from rollart_hpc.launch.slurm.allocation import Allocation
 from rollart_hpc.launch.slurm.budget import Budget
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError, clean_environment
 from rollart_hpc.launch.slurm.requeue import requeue_the_rest, time_to_leave_s
-from rollart_hpc.launch.slurm.step import Step, WarmSteps
+from rollart_hpc.launch.slurm.step import SrunStep, WarmSteps
 from rollart_hpc.processes.lifetime import STAYS_VARIABLE
 from rollart_hpc.rundir import RunDir
 
@@ -96,7 +96,7 @@ class SlurmPlace:
 
     def _step(
         self, order: Order, command: list[str], variables: dict[str, str], stdin: int = subprocess.DEVNULL
-    ) -> Step:
+    ) -> SrunStep:
         component = self._plan.component_of(order.proc.node)
         options = self._srun(order, component)
         options.append("--input=none" if stdin == subprocess.DEVNULL else "--input=0")
@@ -116,9 +116,9 @@ class SlurmPlace:
 
     def _start_step(
         self, order: Order, full: list[str], variables: dict[str, str], stdin: int = subprocess.DEVNULL
-    ) -> Step:
-        step = start_child(order, full, variables, kind=Step, stdin=stdin)
-        assert isinstance(step, Step)
+    ) -> SrunStep:
+        step = start_child(order, full, variables, kind=SrunStep, stdin=stdin)
+        assert isinstance(step, SrunStep)
         step.slurm_name = step_name(order)
         step.abandoned = partial(self._cancel, [step])
         return step
@@ -126,7 +126,7 @@ class SlurmPlace:
     def end(self, children: Iterable[Child], grace_s: float = 0.0, term_s: float = 0.0) -> dict[str, int]:
         running = list(children)
         wait_for(running, grace_s)
-        steps = [child for child in running if isinstance(child, Step)]
+        steps = [child for child in running if isinstance(child, SrunStep)]
         for child in steps:
             child.signal(signal.SIGTERM)
         codes = self._local.end([child for child in running if child not in steps], 0.0, term_s)
@@ -194,7 +194,7 @@ class SlurmPlace:
 
     # --- steps without an srun -------------------------------------------------------------------
 
-    def _cancel(self, steps: list[Step]) -> None:
+    def _cancel(self, steps: list[SrunStep]) -> None:
         """If Slurm does not answer, the processes end by the controller's silence."""
         names = {step.slurm_name for step in steps}
         jobs = ",".join(str(job_id) for job_id in self._allocation.job_ids)

@@ -1,4 +1,4 @@
-"""Where an environment lives, as the host sees it. Owns the two interfaces between `host` and its kinds of places."""
+"""Environments as the host sees them. Owns the interfaces between `host` and what runs environments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 from rollart_hpc.envs import talk
 
 
-class Place(Protocol):
+class EnvHandle(Protocol):
     """One environment, in a process or in the worker. `task` is what it plays."""
 
     task: str
@@ -17,20 +17,20 @@ class Place(Protocol):
 
 
 class Listener(Protocol):
-    def answered(self, place: Place, answer: talk.Answer) -> None: ...
+    def answered(self, handle: EnvHandle, answer: talk.Answer) -> None: ...
 
-    def died(self, place: Place, detail: str) -> None:
+    def died(self, handle: EnvHandle, detail: str) -> None:
         """It will never answer again. Not called for what the host itself removed."""
 
 
-class Places(Protocol):
-    def take(self, task: str) -> Place:
+class EnvBackend(Protocol):
+    def take(self, task: str) -> EnvHandle:
         """An idle one of this task, or a new one."""
 
-    def give_back(self, place: Place) -> None:
+    def give_back(self, handle: EnvHandle) -> None:
         """It is idle and well: keep it for the next trajectory of its task."""
 
-    def remove(self, place: Place) -> None:
+    def remove(self, handle: EnvHandle) -> None:
         """At once, whatever it is doing."""
 
     def close(self) -> None: ...
