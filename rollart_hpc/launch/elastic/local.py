@@ -13,30 +13,30 @@ from rollart_hpc.launch.process import Child
 PREFIX = "reward-elastic-"
 
 
-class LocalHands:
-    num_waiting = 0  # nothing waits for this machine
+class LocalWorkers:
+    num_pending = 0  # nothing waits for this machine
 
     def __init__(self, crew: Crew, settings: ElasticConfig) -> None:
         self._crew, self._settings = crew, settings
         self._numbers = count()
 
-    def hire(self, count: int) -> None:
+    def request(self, count: int) -> None:
         for _ in range(count):
             proc = Proc(f"{PREFIX}{next(self._numbers)}", "reward", CPU, CPU)
             self._crew.start(proc, "--idle-s", str(self._settings.idle_s))
 
     @property
-    def num_hired(self) -> int:
+    def num_requested(self) -> int:
         return sum(is_elastic(child) for child in self._crew.of("reward"))
 
     def failures(self) -> list[str]:
         """The supervisor sees for itself how its children end."""
         return []
 
-    def someone_left(self) -> None:
+    def worker_left(self) -> None:
         pass
 
-    def call_off(self) -> None:
+    def cancel_pending(self) -> None:
         pass
 
     def end(self) -> None:

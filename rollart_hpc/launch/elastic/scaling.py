@@ -1,9 +1,9 @@
 """Reward workers that come with the queue and go when it is empty. Owns how many are asked for and when.
 
-    queue (waiting + being scored) -> Scaler: how many more -> Hands: processes here, or jobs of a cluster
+    queue (waiting + being scored) -> Scaler: how many more -> ElasticWorkers: processes here, or jobs of a cluster
 
 Nobody is sent away: a worker that has had nothing to do for `reward.elastic.idle_s` leaves by itself. Only those that
-have not begun yet are called off. The decision is a function of what it is told; the hands do the work.
+have not begun yet are cancelled. The decision is a function of what it is told.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class Scaler:
         enough = math.ceil(queue / self.settings.queue_per_worker) - self.num_fixed
         return min(self.settings.max_workers, max(enough, 0 if self.num_fixed else 1))
 
-    def num_to_hire(self, queue: int, num_hired: int, now: float) -> int:
-        missing = self.wanted(queue) - num_hired
+    def num_to_request(self, queue: int, num_requested: int, now: float) -> int:
+        missing = self.wanted(queue) - num_requested
         if missing <= 0:
             self._lacking_since_s = None
             return 0
         if self._lacking_since_s is None:
             self._lacking_since_s = now
-        is_urgent = num_hired + self.num_fixed == 0
+        is_urgent = num_requested + self.num_fixed == 0
         has_settled = now - self._lacking_since_s >= self.settings.settle_s
         if now < self._not_before_s or not (is_urgent or has_settled):
             return 0
         self._lacking_since_s = None
         return missing
 
-    def should_call_off(self, queue: int, now: float) -> bool:
+    def should_cancel_pending(self, queue: int, now: float) -> bool:
         """The queue has been empty for so long that whoever has not begun yet need not come."""
         if queue:
             self._empty_since_s = None
@@ -70,18 +70,18 @@ class Scaler:
         self._num_failures = 0
 
 
-class Hands(Protocol):
-    """Who starts elastic workers. None of its methods waits for anybody."""
+class ElasticWorkers(Protocol):
+    """Starts elastic workers and knows how many there are. None of its methods waits for anybody."""
 
-    def hire(self, count: int) -> None: ...
+    def request(self, count: int) -> None: ...
 
     @property
-    def num_hired(self) -> int:
+    def num_requested(self) -> int:
         """Asked for, waiting in a queue, or at work."""
         ...
 
     @property
-    def num_waiting(self) -> int:
+    def num_pending(self) -> int:
         """Of those, how many wait in the queue of a cluster."""
         ...
 
@@ -89,11 +89,11 @@ class Hands(Protocol):
         """What went wrong since the last call."""
         ...
 
-    def someone_left(self) -> None:
+    def worker_left(self) -> None:
         """The controller has lost a worker: whoever counts them may look again."""
         ...
 
-    def call_off(self) -> None:
+    def cancel_pending(self) -> None:
         """Those that have not begun need not come."""
         ...
 
@@ -103,12 +103,12 @@ class Hands(Protocol):
 
 
 class Elastic:
-    """Brings scaler and hands together, once a second."""
+    """Asks for as many workers as the scaler wants, once a second."""
 
-    def __init__(self, config: RewardConfig, hands: Hands, note: Callable[[str], None]) -> None:
+    def __init__(self, config: RewardConfig, workers: ElasticWorkers, note: Callable[[str], None]) -> None:
         self._scaler = Scaler(config.elastic, config.workers)
         self._is_on = config.elastic.max_workers > 0
-        self._hands, self._note = hands, note
+        self._workers, self._note = workers, note
         self._num_alive = 0
         self._failures: list[str] = []
 
@@ -121,19 +121,19 @@ class Elastic:
         if not self._is_on or status.get("state") not in ("starting", "running"):
             return False
         told, self._failures = self._failures, []
-        for failure in (*told, *self._hands.failures()):
+        for failure in (*told, *self._workers.failures()):
             pause_s = self._scaler.failed(now)
             self._note(f"an elastic reward worker could not be had: {failure}; trying again in {pause_s:g} s")
         queue = int(status.get("to_score", 0))
         self._see_alive(status)
-        count = self._scaler.num_to_hire(queue, self._hands.num_hired, now)
+        count = self._scaler.num_to_request(queue, self._workers.num_requested, now)
         if count:
             self._note(f"{queue} transcripts to score: asking for {count} elastic reward worker{'s' * (count > 1)}")
-            self._hands.hire(count)
-        elif self._hands.num_waiting and self._scaler.should_call_off(queue, now):
-            self._note("no transcripts to score: calling off the elastic reward workers that have not begun")
-            self._hands.call_off()
-        return queue > 0 and self._num_alive == 0 and self._hands.num_waiting > 0
+            self._workers.request(count)
+        elif self._workers.num_pending and self._scaler.should_cancel_pending(queue, now):
+            self._note("no transcripts to score: cancelling the elastic reward workers that have not begun")
+            self._workers.cancel_pending()
+        return queue > 0 and self._num_alive == 0 and self._workers.num_pending > 0
 
     def _see_alive(self, status: dict[str, Any]) -> None:
         workers = status.get("workers", {}).get("reward", {})
@@ -141,11 +141,11 @@ class Elastic:
         if alive > self._num_alive:
             self._scaler.succeeded()
         if alive < self._num_alive:
-            self._hands.someone_left()
+            self._workers.worker_left()
         if alive != self._num_alive:
             self._note(f"reward workers: {self._num_alive} -> {alive}")
         self._num_alive = alive
 
     def end(self) -> None:
         if self._is_on:
-            self._hands.end()
+            self._workers.end()

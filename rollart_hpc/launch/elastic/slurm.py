@@ -23,19 +23,19 @@ from rollart_hpc.launch.slurm.script import elastic_name, job_name
 from rollart_hpc.rundir import RunDir
 
 ASK_EVERY_S = 10.0
-RECRUIT_S = 120.0  # sbatch has answered by then, or it never will
+SUBMIT_S = 120.0  # sbatch has answered by then, or it never will
 END_S = 10.0
 LEAVE_S = 2.0  # a worker's job is over so long after the controller has heard of it
-CALL_OFF, LOOK_SOON, CLOSE = 0, -1, -2
+CANCEL_PENDING, LOOK_SOON, CLOSE = 0, -1, -2
 GOOD = ("COMPLETED", "CANCELLED")
 LIVE = ("PENDING", "CONFIGURING", "RUNNING")
 
 
-class SlurmHands:
+class SlurmWorkers:
     def __init__(self, run: RunDir, config: RunConfig, slurm: Slurm) -> None:
         self._run, self._slurm = run, slurm
         self._name = elastic_name(job_name(config, run))
-        self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()  # how many to hire, or one of the words above
+        self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()  # how many to submit, or one of the orders above
         self._lock = threading.Lock()
         self._states: dict[int, str] = {}  # of jobs that are not over, by id
         self._num_ordered = 0  # not submitted yet
@@ -45,7 +45,7 @@ class SlurmHands:
 
     # --- the supervisor's side -----------------------------------------------------------------
 
-    def hire(self, count: int) -> None:
+    def request(self, count: int) -> None:
         with self._lock:
             self._num_ordered += count
         self._orders.put(count)
@@ -54,12 +54,12 @@ class SlurmHands:
             self._thread.start()
 
     @property
-    def num_hired(self) -> int:
+    def num_requested(self) -> int:
         with self._lock:
             return self._num_ordered + len(self._states)
 
     @property
-    def num_waiting(self) -> int:
+    def num_pending(self) -> int:
         with self._lock:
             return sum(state == "PENDING" for state in self._states.values())
 
@@ -68,11 +68,11 @@ class SlurmHands:
             found, self._failures = self._failures, []
             return found
 
-    def someone_left(self) -> None:
+    def worker_left(self) -> None:
         self._orders.put(LOOK_SOON)
 
-    def call_off(self) -> None:
-        self._orders.put(CALL_OFF)
+    def cancel_pending(self) -> None:
+        self._orders.put(CANCEL_PENDING)
 
     def end(self) -> None:
         """By id and by name; workers at work hear from the controller that the run is over."""
@@ -96,34 +96,34 @@ class SlurmHands:
                 order = self._orders.get(timeout=max(0.1, asked_s + ASK_EVERY_S - time.monotonic()))
                 if order == CLOSE:
                     return
-                if order == CALL_OFF:
+                if order == CANCEL_PENDING:
                     self._cancel_waiting()
                 elif order == LOOK_SOON:
                     asked_s = time.monotonic() - ASK_EVERY_S + LEAVE_S
                 else:
-                    self._recruit(order)
+                    self._submit(order)
                 continue
             asked_s = time.monotonic()
             if self._states or self._in_doubt:
                 self._ask()
 
-    def _recruit(self, count: int) -> None:
+    def _submit(self, count: int) -> None:
         """In a process of its own, in an environment that is not this job's."""
         command = python(
-            "-m", "rollart_hpc.launch.elastic.recruit", "--run-dir", str(self._run.path), "--count", str(count)
+            "-m", "rollart_hpc.launch.elastic.submit", "--run-dir", str(self._run.path), "--count", str(count)
         )
         ids: list[int] = []
         problem = ""
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=RECRUIT_S, stdin=subprocess.DEVNULL,
+                command, capture_output=True, text=True, check=False, timeout=SUBMIT_S, stdin=subprocess.DEVNULL,
                 cwd=self._run.path, env=clean_environment(environment()),
             )  # fmt: skip
             ids = _ids(done.stdout)
             problem = done.stderr.strip().splitlines()[-1] if done.returncode and done.stderr.strip() else ""
         except subprocess.TimeoutExpired as error:
             ids = _ids(error.stdout)
-            problem = f"sbatch had no answer within {RECRUIT_S:g} s"
+            problem = f"sbatch had no answer within {SUBMIT_S:g} s"
         self._take_on(dict.fromkeys(ids, "PENDING"))
         num_found = len(ids)
         if num_found < count:
@@ -137,7 +137,7 @@ class SlurmHands:
     def _take_on(self, states: dict[int, str]) -> None:
         for job_id in states:
             with suppress(RollartError):  # a full disk: the job has the run's name all the same
-                record.add(self._run, record.Hired(job_id, self._name))
+                record.add(self._run, record.ElasticJob(job_id, self._name))
         with self._lock:
             self._states |= states
 

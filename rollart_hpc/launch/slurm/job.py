@@ -30,7 +30,7 @@ from rollart_hpc.errors import EXIT_DRAINED, EXIT_ENVIRONMENT, RollartError, Sit
 from rollart_hpc.files import write_json
 from rollart_hpc.launch.base_model import prepare_model
 from rollart_hpc.launch.command import role_environment
-from rollart_hpc.launch.elastic.slurm import SlurmHands
+from rollart_hpc.launch.elastic.slurm import SlurmWorkers
 from rollart_hpc.launch.ownership import read_ownership, write_ownership
 from rollart_hpc.launch.plan import Component, make_plan
 from rollart_hpc.launch.slurm import record
@@ -106,17 +106,17 @@ class Job:
     def _supervise(self) -> tuple[str, Why]:
         budget = Budget(self.slurm, self.allocation.leader, self.config.job.signal_s)
         place = SlurmPlace(self.run.path, self.plan, self.site, self.allocation, self.slurm, budget)
-        hands = SlurmHands(self.run, self.config, self.slurm)
+        workers = SlurmWorkers(self.run, self.config, self.slurm)
         try:
             self._warm_up(place)
             with _ended_by_signals():
                 prepare_model(self.run, self.config, self.out.say)
-            supervisor = Supervisor(self.run, self.config, self.plan, self.out, place, hands)
+            supervisor = Supervisor(self.run, self.config, self.plan, self.out, place, workers)
             return supervisor.supervise(), supervisor.why
         except _TimeIsUp:
             return "drained", "limit"
         finally:
-            hands.close()
+            workers.close()
             place.cool_down()
             run_epilogues(self.run.path, self.plan, self.site, self.allocation, self.out.say)
 

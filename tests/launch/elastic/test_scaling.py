@@ -19,62 +19,62 @@ def test_as_many_as_the_queue_needs_and_no_more_than_allowed() -> None:
 
 def test_from_zero_at_once_then_only_if_it_lasts() -> None:
     scaler = Scaler(SETTINGS, num_fixed=0)
-    assert scaler.num_to_hire(3, 0, now=0.0) == 1
-    assert scaler.num_to_hire(35, 1, now=1.0) == 0
-    assert scaler.num_to_hire(5, 1, now=3.0) == 0  # a short peak
-    assert scaler.num_to_hire(35, 1, now=4.0) == 0
-    assert scaler.num_to_hire(35, 1, now=9.0) == 3
-    assert scaler.num_to_hire(35, 4, now=10.0) == 0
+    assert scaler.num_to_request(3, 0, now=0.0) == 1
+    assert scaler.num_to_request(35, 1, now=1.0) == 0
+    assert scaler.num_to_request(5, 1, now=3.0) == 0  # a short peak
+    assert scaler.num_to_request(35, 1, now=4.0) == 0
+    assert scaler.num_to_request(35, 1, now=9.0) == 3
+    assert scaler.num_to_request(35, 4, now=10.0) == 0
 
 
 def test_failed_submissions_back_off_until_a_worker_comes() -> None:
     scaler = Scaler(SETTINGS, num_fixed=0)
     pauses = [scaler.failed(now=0.0) for _ in range(9)]
     assert pauses == sorted(pauses) and pauses[0] < pauses[1] and pauses[-1] == LONGEST_PAUSE_S
-    assert scaler.num_to_hire(5, 0, now=LONGEST_PAUSE_S - 1) == 0
-    assert scaler.num_to_hire(5, 0, now=LONGEST_PAUSE_S) == 1
+    assert scaler.num_to_request(5, 0, now=LONGEST_PAUSE_S - 1) == 0
+    assert scaler.num_to_request(5, 0, now=LONGEST_PAUSE_S) == 1
     scaler.succeeded()
     assert scaler.failed(now=200.0) == pauses[0]
 
 
 def test_those_that_have_not_begun_are_called_off_when_the_queue_stays_empty() -> None:
     scaler = Scaler(SETTINGS, num_fixed=0)
-    assert [scaler.should_call_off(queue, now) for queue, now in ((0, 0.0), (0, 29.0), (1, 29.5), (0, 31.0))] == [
+    assert [scaler.should_cancel_pending(queue, now) for queue, now in ((0, 0.0), (0, 29.0), (1, 29.5), (0, 31.0))] == [
         False
     ] * 4
-    assert scaler.should_call_off(0, 61.0)
+    assert scaler.should_cancel_pending(0, 61.0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.floats(0, 20)), max_size=50), st.integers(0, 3))
 def test_never_more_than_allowed_and_never_nobody_for_long(looks: list[tuple[int, float]], num_fixed: int) -> None:
-    scaler, hired, now = Scaler(SETTINGS, num_fixed), 0, 0.0
+    scaler, requested, now = Scaler(SETTINGS, num_fixed), 0, 0.0
     for queue, pause_s in looks:
         now += pause_s
-        hired += scaler.num_to_hire(queue, hired, now)
-        assert hired <= SETTINGS.max_workers
-        assert not queue or hired + num_fixed > 0
+        requested += scaler.num_to_request(queue, requested, now)
+        assert requested <= SETTINGS.max_workers
+        assert not queue or requested + num_fixed > 0
 
 
-class FakeHands:
+class FakeWorkers:
     def __init__(self) -> None:
-        self.num_hired = self.num_waiting = 0
+        self.num_requested = self.num_pending = 0
         self.log: list[str] = []
         self.problems: list[str] = []
 
-    def hire(self, count: int) -> None:
-        self.log.append(f"hire {count}")
-        self.num_hired += count
-        self.num_waiting += count
+    def request(self, count: int) -> None:
+        self.log.append(f"request {count}")
+        self.num_requested += count
+        self.num_pending += count
 
     def failures(self) -> list[str]:
         found, self.problems = self.problems, []
         return found
 
-    def someone_left(self) -> None:
+    def worker_left(self) -> None:
         self.log.append("look")
 
-    def call_off(self) -> None:
-        self.log.append("call off")
+    def cancel_pending(self) -> None:
+        self.log.append("cancel pending")
 
     def end(self) -> None:
         self.log.append("end")
@@ -85,32 +85,32 @@ def status(to_score: int, alive: int = 0, state: str = "running") -> dict[str, A
 
 
 def test_a_run_that_waits_for_workers_in_the_queue_is_not_idle() -> None:
-    hands, notes = FakeHands(), []
-    elastic = Elastic(RewardConfig(workers=0, elastic=SETTINGS), hands, notes.append)
+    workers, notes = FakeWorkers(), []
+    elastic = Elastic(RewardConfig(workers=0, elastic=SETTINGS), workers, notes.append)
     assert not elastic.tick(status(0), 0.0)
-    assert elastic.tick(status(3), 1.0) and hands.log == ["hire 1"]
+    assert elastic.tick(status(3), 1.0) and workers.log == ["request 1"]
     assert elastic.tick(status(3), 500.0)  # still in the queue of the cluster
-    hands.num_waiting = 0
+    workers.num_pending = 0
     assert not elastic.tick(status(3, alive=1), 501.0)
-    hands.num_hired = 0
+    workers.num_requested = 0
     assert not elastic.tick(status(0, alive=0), 600.0)
     assert notes[1:] == ["reward workers: 0 -> 1", "reward workers: 1 -> 0"]
 
 
 def test_failures_are_told_and_slow_down_the_next_try() -> None:
-    hands, notes = FakeHands(), []
-    elastic = Elastic(RewardConfig(workers=0, elastic=SETTINGS), hands, notes.append)
-    hands.problems = ["sbatch: error: no"]
+    workers, notes = FakeWorkers(), []
+    elastic = Elastic(RewardConfig(workers=0, elastic=SETTINGS), workers, notes.append)
+    workers.problems = ["sbatch: error: no"]
     elastic.failed("reward-elastic-0 ended: exit code 1")
     elastic.tick(status(3), 0.0)
-    assert "reward-elastic-0 ended" in notes[0] and "sbatch: error: no" in notes[1] and hands.log == []
+    assert "reward-elastic-0 ended" in notes[0] and "sbatch: error: no" in notes[1] and workers.log == []
     elastic.tick(status(3), 100.0)
-    assert hands.log == ["hire 1"]
+    assert workers.log == ["request 1"]
 
 
 def test_without_elastic_workers_nobody_is_asked_for() -> None:
-    hands = FakeHands()
-    elastic = Elastic(RewardConfig(workers=0), hands, print)
+    workers = FakeWorkers()
+    elastic = Elastic(RewardConfig(workers=0), workers, print)
     assert not elastic.tick(status(99), 0.0)
     elastic.end()
-    assert hands.log == []
+    assert workers.log == []

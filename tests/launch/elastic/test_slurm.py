@@ -13,8 +13,8 @@ import pytest
 from rollart_hpc.config.load import load, load_site
 from rollart_hpc.config.resolved import write_resolved
 from rollart_hpc.launch.elastic import slurm as module
-from rollart_hpc.launch.elastic.recruit import parameters
-from rollart_hpc.launch.elastic.slurm import SlurmHands
+from rollart_hpc.launch.elastic.slurm import SlurmWorkers
+from rollart_hpc.launch.elastic.submit import parameters
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.rundir import RunDir
@@ -48,11 +48,11 @@ def run(tmp_path: Path) -> RunDir:
 
 
 @pytest.fixture
-def hands(run: RunDir, put: Callable[[str, str], None]) -> Iterator[SlurmHands]:
+def workers(run: RunDir, put: Callable[[str, str], None]) -> Iterator[SlurmWorkers]:
     """Its thread is gone before the next test brings another squeue."""
-    hands = SlurmHands(run, CONFIG, Slurm())
-    yield hands
-    hands.close()
+    workers = SlurmWorkers(run, CONFIG, Slurm())
+    yield workers
+    workers.close()
     until(lambda: not any(thread.name == "elastic" for thread in threading.enumerate()))
 
 
@@ -64,7 +64,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_jobs_are_submitted_without_this_job_s_variables_and_followed_to_their_end(
-    run: RunDir, hands: SlurmHands, put: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunDir, workers: SlurmWorkers, put: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setenv("SBATCH_PARTITION", "elsewhere")
@@ -74,43 +74,43 @@ def test_jobs_are_submitted_without_this_job_s_variables_and_followed_to_their_e
     put("squeue", f"printf '77\\x1f%s\\n' $(cat '{tmp_path}/state')")
     put("scancel", f"echo \"$@\" >> '{tmp_path}/cancelled'")
     (tmp_path / "state").write_text("PENDING")
-    hands.hire(1)
-    assert hands.num_hired == 1
-    until(lambda: hands.num_waiting == 1)
-    assert [line.job for line in record.read(run) if isinstance(line, record.Hired)] == [77]
+    workers.request(1)
+    assert workers.num_requested == 1
+    until(lambda: workers.num_pending == 1)
+    assert [line.job for line in record.read(run) if isinstance(line, record.ElasticJob)] == [77]
     variables = (tmp_path / "env").read_text().splitlines()
     assert "SLURM_CONF=/its/slurm.conf" in variables
     assert not [line for line in variables if line.startswith(("SLURM_JOB_ID=", "SBATCH_"))]
     assert "#SBATCH --partition=cpu\n" in (tmp_path / "script").read_text()
     (tmp_path / "state").write_text("RUNNING")
-    until(lambda: hands.num_waiting == 0)
-    assert hands.num_hired == 1
+    until(lambda: workers.num_pending == 0)
+    assert workers.num_requested == 1
     (tmp_path / "state").write_text("FAILED")
-    until(lambda: hands.num_hired == 0)
-    assert hands.failures() == ["job 77 ended: FAILED"] and hands.failures() == []
-    hands.end()
+    until(lambda: workers.num_requested == 0)
+    assert workers.failures() == ["job 77 ended: FAILED"] and workers.failures() == []
+    workers.end()
     assert "-reward" in (tmp_path / "cancelled").read_text()
 
 
-def test_a_failed_submission_is_told(hands: SlurmHands, put: Callable[[str, str], None]) -> None:
+def test_a_failed_submission_is_told(workers: SlurmWorkers, put: Callable[[str, str], None]) -> None:
     put("srun", "")
     put("sbatch", "echo 'sbatch: error: no' >&2; exit 1")
-    hands.hire(2)
-    until(lambda: hands.num_hired == 0)
-    assert len(hands.failures()) == 1
+    workers.request(2)
+    until(lambda: workers.num_requested == 0)
+    assert len(workers.failures()) == 1
 
 
 def test_after_a_timeout_a_job_in_the_queue_is_ours(
-    run: RunDir, hands: SlurmHands, put: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+    run: RunDir, workers: SlurmWorkers, put: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One id was told before sbatch fell silent; squeue knows of another, and of one that is over."""
-    monkeypatch.setattr(module, "RECRUIT_S", 1.0)
+    monkeypatch.setattr(module, "SUBMIT_S", 1.0)
     monkeypatch.setattr(module, "python", lambda *_: ["sh", "-c", "echo 77; exec sleep 60"])
     put("squeue", r"printf '76\037COMPLETED\n77\037RUNNING\n78\037PENDING\n'")
-    hands.hire(2)
-    until(lambda: hands.num_waiting == 1 and hands.num_hired == 2)
-    assert [line.job for line in record.read(run) if isinstance(line, record.Hired)] == [77, 78]
-    assert hands.failures() == []
+    workers.request(2)
+    until(lambda: workers.num_pending == 1 and workers.num_requested == 2)
+    assert [line.job for line in record.read(run) if isinstance(line, record.ElasticJob)] == [77, 78]
+    assert workers.failures() == []
 
 
 def test_what_a_worker_s_job_asks_for(run: RunDir) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from rollart_hpc.launch.slurm.state import SURE_S, Ends
+from rollart_hpc.launch.slurm.state import SURE_S, StateWatch
 
 
 def test_killed_is_believed_only_when_it_lasts():
     now = [0.0]
-    ends = Ends(lambda: now[0])
-    assert ends.believes("finished") and not ends.believes("killed")
+    watch = StateWatch(lambda: now[0])
+    assert watch.is_stable("finished") and not watch.is_stable("killed")
     now[0] = SURE_S - 1
-    assert not ends.believes("killed")
-    assert ends.believes("pending")  # it was only about to be started again
+    assert not watch.is_stable("killed")
+    assert watch.is_stable("pending")  # it was only about to be started again
     now[0] = SURE_S + 1
-    assert not ends.believes("killed")
+    assert not watch.is_stable("killed")
     now[0] = 2 * SURE_S + 1
-    assert ends.believes("killed")
+    assert watch.is_stable("killed")

@@ -1,4 +1,4 @@
-"""Submits elastic reward workers. `python -m rollart_hpc.launch.elastic.recruit --run-dir DIR --count N`
+"""Submits elastic reward workers. `python -m rollart_hpc.launch.elastic.submit --run-dir DIR --count N`
 
 A process of its own, for two reasons: submitit calls sbatch with the environment of its process, which must not be
 that of a job; and sbatch may take its time. Prints the ids of the jobs, a line each.
@@ -52,7 +52,7 @@ def parameters(config: RunConfig, site: SiteConfig, run: RunDir) -> dict[str, An
 def main() -> int:
     from submitit import SlurmExecutor
 
-    parser = argparse.ArgumentParser(prog="python -m rollart_hpc.launch.elastic.recruit", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m rollart_hpc.launch.elastic.submit", allow_abbrev=False)
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--count", type=int, default=1)
     args = parser.parse_args()
