@@ -91,7 +91,7 @@ class Core:
     @property
     def has_backlog(self) -> bool:
         """More can be done at once: `GoOn` does it, when nothing else has happened."""
-        return not self.stopped and (self.trajectories.has_backlog or self.admission.is_due and self._may_admit())
+        return not self.stopped and (self.trajectories.has_backlog or (self.admission.is_due and self._may_admit()))
 
     def settle(self, event: ev.Event) -> list[ev.Command]:
         """Take in one event and all that follows from it, for callers without other events to attend to."""

@@ -20,7 +20,6 @@ from rollart_hpc.flow.policy import Policy
 from rollart_hpc.flow.state import Tally, Worker
 from rollart_hpc.types import WeightsId
 
-
 PATIENCE_S = 10.0  # at least so long do engines with the newest version leave the others their share
 IDLE_PATIENCE_S = 600.0  # the same where an engine must first finish what it holds
 

@@ -19,7 +19,7 @@ from enum import Enum, auto
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.policy import Policy
 from rollart_hpc.flow.pools import Choice, Pool, fits, fits_now
-from rollart_hpc.flow.state import State, Tally, Trajectory, Worker
+from rollart_hpc.flow.state import Tally, Trajectory, Worker
 from rollart_hpc.hardware import BANDWIDTH, COMPUTE
 
 ANY = "any"
@@ -130,7 +130,7 @@ class Router:
         return SPLIT_POOLS.get(stage) or self.policy.tasks[trajectory.task].affinity
 
     def _serves(self, pool: str, wanted: str) -> bool:
-        return pool == wanted or wanted == ANY or not self._is_alive(wanted)
+        return wanted in (pool, ANY) or not self._is_alive(wanted)
 
     # --- turns that wait ---------------------------------------------------------------------
 
