@@ -130,7 +130,8 @@ class Batches:
 
     def _take(self, task: str, places: int) -> list[tuple[Order, int]]:
         """Buffered groups of a task, oldest version first, then first complete."""
-        heap, chosen = self._waiting[task], []
+        heap = self._waiting[task]
+        chosen: list[tuple[Order, int]] = []
         while heap and len(chosen) < places:
             if heap[0][1] in self.buffer:
                 if self.policy.in_order and heap[0][1] >= self._oldest_incomplete():
