@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollart_hpc.bench.pairs import Pairs, check_model
-from rollart_hpc.config.extras import need
 from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.extras import need
 from rollart_hpc.types import Frame, WeightsId
 from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.wakeup import Wakeup
@@ -175,18 +175,18 @@ def _config(settings: Settings) -> EngineConfig:
 
 
 def _setup(settings: Settings, model: Path, root: Path, side: str) -> Any:
-    from rollart_hpc.engines.vllm.settings import Setup
+    from rollart_hpc.engines.vllm.settings import VllmSetup
 
     max_len = settings.prompt_tokens + settings.new_tokens + 1
-    return Setup(model, _config(settings), max_len, root / f"cache-{side}", seed=1)
+    return VllmSetup(model, _config(settings), max_len, root / f"cache-{side}", seed=1)
 
 
 def _raw(settings: Settings, model: Path, root: Path) -> Any:
     if settings.kind == "vllm":
-        from rollart_hpc.engines.vllm.raw import RawVllm
+        from rollart_hpc.bench.heavy.raw_vllm import RawVllm
 
         return RawVllm(_setup(settings, model, root, "raw"))
-    from rollart_hpc.engines.raw import RawTorch
+    from rollart_hpc.bench.heavy.raw_torch import RawTorch
 
     return RawTorch(model, _config(settings))
 
@@ -197,7 +197,7 @@ def _engine(settings: Settings, model: Path, root: Path) -> Engine:
         from rollart_hpc.weights.store import NodeStore
 
         return VllmEngine(_setup(settings, model, root, "ours"), NodeStore(root / "store", "inbox"))
-    from rollart_hpc.engines.torch_engine import TorchEngine
+    from rollart_hpc.engines.torch.engine import TorchEngine
 
     return TorchEngine(model, _config(settings), settings.prompt_tokens + settings.new_tokens + 1)
 

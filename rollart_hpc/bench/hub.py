@@ -20,9 +20,9 @@ import msgspec
 
 from rollart_hpc.bench.load import ANSWER_TOKENS, PROMPT_BYTES, SLOTS_PER_SOCKET
 from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import FlowSettings, RunConfig, TaskConfig, ValidationConfig, WeightsConfig
 from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire.keys import make_keys
 
 GROUP_SIZE = 10

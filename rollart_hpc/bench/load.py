@@ -21,7 +21,7 @@ from typing import Any
 import zmq
 
 from rollart_hpc import __version__
-from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.hub import identity_of
 from rollart_hpc.wire.keys import ClientKeys, load_client

@@ -13,7 +13,6 @@ from rollart_hpc.cli.main import main as run_command
 from rollart_hpc.cli.plan import load_for_site
 from rollart_hpc.cli.submit import run_root_of
 from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.rundir import RunDir, new_run_dir, open_run_dir
 from rollart_hpc.errors import RollartError, UserError
 from rollart_hpc.launch.plan import Plan, make_plan
 from rollart_hpc.launch.slurm import record
@@ -27,6 +26,7 @@ from rollart_hpc.launch.slurm.interactive import (
     supervisor_command,
 )
 from rollart_hpc.launch.slurm.script import job_name
+from rollart_hpc.rundir import RunDir, new_run_dir, open_run_dir
 
 
 def debug(args: argparse.Namespace) -> int:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from rollart_hpc.config.extras import need
 from rollart_hpc.config.resolved import read_resolved, write_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import RollartError, UserError
+from rollart_hpc.extras import need
 from rollart_hpc.launch.base_model import prepare_model
 from rollart_hpc.launch.leader import find_mpiexec
 from rollart_hpc.launch.ownership import read_ownership, supervisor_pid, write_ownership
@@ -20,6 +19,7 @@ from rollart_hpc.launch.place import LocalPlace
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.preloaded import Preloaded, preloaded_roles
 from rollart_hpc.launch.supervisor import Outcome, Screen, Supervisor
+from rollart_hpc.rundir import RunDir
 
 
 def start_run(config: RunConfig, site: SiteConfig, run: RunDir, screen: Screen) -> Outcome:

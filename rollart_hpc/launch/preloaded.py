@@ -14,11 +14,11 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollart_hpc.config.forking import Fork, Forked, Reap, Reaped, read_answer, write
-from rollart_hpc.config.process import PARENT_VARIABLE
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.launch.command import environment, python
 from rollart_hpc.launch.process import open_log
+from rollart_hpc.processes.forking import Fork, Forked, Reap, Reaped, read_answer, write
+from rollart_hpc.processes.lifetime import PARENT_VARIABLE
 from rollart_hpc.types import Role
 
 _NVIDIA = Path("/dev/nvidiactl")

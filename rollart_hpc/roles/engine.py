@@ -7,9 +7,9 @@ import os
 import zlib
 from typing import TYPE_CHECKING
 
-from rollart_hpc.config.process import end_with
 from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.observe.trace import Tracer
+from rollart_hpc.processes.lifetime import end_with
 from rollart_hpc.roles.start import Start, connect, data_address, run_role
 
 if TYPE_CHECKING:
@@ -29,20 +29,20 @@ def make_engine(start: Start) -> Engine:
     seed = zlib.crc32(f"{config.seed}/{start.name}/{start.incarnation}".encode())
     if config.engine.kind == "vllm":
         return _make_vllm(start, max_len, seed)
-    from rollart_hpc.engines.torch_engine import TorchEngine
+    from rollart_hpc.engines.torch.engine import TorchEngine
 
     return TorchEngine(start.run.model, config.engine, max_len, deterministic=config.deterministic, seed=seed)
 
 
 def _make_vllm(start: Start, max_len: int, seed: int) -> Engine:
     from rollart_hpc.engines.vllm.engine import VllmEngine
-    from rollart_hpc.engines.vllm.settings import Setup
+    from rollart_hpc.engines.vllm.settings import VllmSetup
     from rollart_hpc.weights.store import NodeStore
 
     os.umask(0o077)  # what vLLM writes is as private as what we write
     os.environ[ENGINE_VARIABLE] = str(os.getpid())
     config, pools = start.config, start.config.pools
-    setup = Setup(
+    setup = VllmSetup(
         model=start.run.model,
         config=config.engine,
         max_len=max_len,

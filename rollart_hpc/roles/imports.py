@@ -8,14 +8,14 @@ import importlib
 IMPORTS = {
     "relay": ("rollart_hpc.wire.link", "rollart_hpc.weights.relay"),
     "engine.torch": (
-        "rollart_hpc.engines.torch_engine",
+        "rollart_hpc.engines.torch.engine",
         "rollart_hpc.engines.service",
         "rollart_hpc.weights.direct",
     ),
     "engine.vllm": ("rollart_hpc.engines.service", "vllm"),
     "trainer.fsdp": (
         "rollart_hpc.trainers.base_model",  # with the architecture of the model it makes
-        "rollart_hpc.trainers.fsdp",
+        "rollart_hpc.trainers.fsdp.trainer",
         "rollart_hpc.trainers.service",
         "rollart_hpc.trainers.publish",
     ),

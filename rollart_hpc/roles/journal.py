@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.files import append_line, mend
 from rollart_hpc.flow import events as ev
@@ -32,6 +31,7 @@ from rollart_hpc.observe.status import (
 )
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.roles.roll import JOINED, LEFT, LOST, Roll
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire import messages as ms
 
 STATUS_EVERY_S = 1.0
@@ -190,8 +190,8 @@ class Journal:
             attempt=core.attempt,
             time_s=self.time_s,
             tokens_per_s=self._tokens_per_s,
-            playing=core.num_playing(),
-            to_score=core.plays.num_to_score,
+            playing=core.trajectories.num_playing,
+            to_score=core.trajectories.num_to_score,
             progress=tally.progress,
             checkpoint=core.saved_version,
             validating=core.validator.running.version if core.validator.running else None,

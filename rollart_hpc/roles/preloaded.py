@@ -15,8 +15,8 @@ import socket
 import sys
 from pathlib import Path
 
-from rollart_hpc.config.forking import MAX_ORDER_BYTES, Fork, Forked, Reaped, read_order, write
-from rollart_hpc.config.process import PARENT_VARIABLE, end_with_parent
+from rollart_hpc.processes.forking import MAX_ORDER_BYTES, Fork, Forked, Reaped, read_order, write
+from rollart_hpc.processes.lifetime import PARENT_VARIABLE, end_with_parent
 from rollart_hpc.roles.imports import load
 
 KINDS = ("relay", "engine.torch", "trainer.fsdp")

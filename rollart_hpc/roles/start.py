@@ -30,20 +30,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
 from rollart_hpc import __version__
-from rollart_hpc.config.process import (
-    EXIT_LINK_LOST,
-    LOG_FORMAT,
-    LOG_TIME_FORMAT,
-    end_with_parent,
-    seat_incarnation,
-    stay_if_told,
-    stay_offline,
-)
 from rollart_hpc.config.resolved import read_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.errors import RollartError, SiteError
+from rollart_hpc.errors import EXIT_LINK_LOST, RollartError, SiteError
 from rollart_hpc.files import FILE_MODE, read_json
+from rollart_hpc.processes.lifetime import end_with_parent, seat_incarnation, stay_if_told, stay_offline
+from rollart_hpc.processes.logs import LOG_FORMAT, LOG_TIME_FORMAT
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Role
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from rollart_hpc.config.callables import FORMAT, lacks_format
 from rollart_hpc.config.objects import resolve
 from rollart_hpc.config.resolved import read_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import TaskConfig
 from rollart_hpc.errors import UserError
+from rollart_hpc.rundir import RunDir
 
 PAD, UNKNOWN, END, USER, ASSISTANT = SPECIAL = ("<pad>", "<unk>", "<|end|>", "<|user|>", "<|assistant|>")
 PAD_ID, END_ID = SPECIAL.index(PAD), SPECIAL.index(END)
@@ -44,7 +44,7 @@ OBSERVED_WEIGHT = 0.3  # of an observed token's loss, relative to an answered on
 IGNORED, OBSERVED, ANSWERED = range(3)
 
 
-class Play(NamedTuple):
+class Example(NamedTuple):
     ids: list[int]
     kinds: list[int]  # of each token: IGNORED, OBSERVED or ANSWERED
 
@@ -110,8 +110,8 @@ def _play(env: Any, seed: int, rng: random.Random) -> list[tuple[str, str]]:
     return turns
 
 
-def _tokens(turns: list[tuple[str, str]], tokenizer: Tokenizer) -> Play:
-    play = Play([], [])
+def _tokens(turns: list[tuple[str, str]], tokenizer: Tokenizer) -> Example:
+    play = Example([], [])
     for number, (observation, answer) in enumerate(turns):
         # Nothing before the first observation tells what it will be.
         observed = (f"{USER} {observation} {END} {ASSISTANT}", OBSERVED if number else IGNORED)
@@ -119,12 +119,12 @@ def _tokens(turns: list[tuple[str, str]], tokenizer: Tokenizer) -> Play:
             ids = tokenizer.encode(text).ids
             play.ids.extend(ids)
             play.kinds.extend([kind] * len(ids))
-    return Play(play.ids[:MAX_LENGTH], play.kinds[:MAX_LENGTH])
+    return Example(play.ids[:MAX_LENGTH], play.kinds[:MAX_LENGTH])
 
 
 def _batch(env: Any, tokenizer: Tokenizer, rng: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and loss weights [plays, tokens] of one task."""
-    plays: list[Play] = []
+    plays: list[Example] = []
     while sum(len(play.ids) for play in plays) < TOKENS_PER_TASK:
         plays.append(_tokens(_play(env, _training_seed(rng.randrange(1 << 30)), rng), tokenizer))
     longest = max(len(play.ids) for play in plays)

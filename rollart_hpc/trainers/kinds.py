@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollart_hpc.config.extras import install
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError
+from rollart_hpc.extras import install
 from rollart_hpc.trainers.contract import Trainer
 from rollart_hpc.trainers.world import World
 
 
 def make_trainer(config: RunConfig, model_dir: Path, world: World) -> Trainer:
     if config.trainer.kind == "fsdp":
-        from rollart_hpc.trainers.fsdp import FsdpTrainer
+        from rollart_hpc.trainers.fsdp.trainer import FsdpTrainer
 
         return FsdpTrainer(config, model_dir, world)
     try:

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers import algorithms, packing
+from rollart_hpc.trainers.checksums import Head
 from rollart_hpc.trainers.contract import StepResult
 from rollart_hpc.trainers.packing import Bin, MicroBatch
-from rollart_hpc.trainers.seals import Head
 from rollart_hpc.trainers.tally import Tally
 from rollart_hpc.trainers.world import World
 from rollart_hpc.types import Sample, TokenRecord, TrainGroup

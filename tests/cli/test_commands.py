@@ -16,10 +16,10 @@ from rollart_hpc.cli.logs import LogReader
 from rollart_hpc.cli.main import build_parser
 from rollart_hpc.cli.run import _tell_end
 from rollart_hpc.config.resolved import read_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import UserError
 from rollart_hpc.hardware import BANDWIDTH, COMPUTE
 from rollart_hpc.launch.ownership import start_ticks
+from rollart_hpc.rundir import RunDir
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 

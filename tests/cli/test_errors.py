@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollart_hpc.config.rundir import COMMITTED, RunDir
+from rollart_hpc.rundir import COMMITTED, RunDir
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 

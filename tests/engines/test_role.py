@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import EngineConfig, RunConfig, TaskConfig
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import TokenRecord, WeightsId
 from rollart_hpc.weights.store import NodeStore
 from rollart_hpc.wire import keys

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import ModelConfig, RunConfig, TaskConfig
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
 from rollart_hpc.flow.policy import policy_of
 from rollart_hpc.observe import metrics
 from rollart_hpc.roles.journal import Journal
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire import messages as ms
 
 CONFIG = RunConfig(model=ModelConfig("directory", "model"), tasks={"lake": TaskConfig(name="lake")})

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.observe import ledger
+from rollart_hpc.rundir import RunDir
 
 pytestmark = pytest.mark.slow
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import EXIT_ENVIRONMENT
 from rollart_hpc.files import make_directory
 from rollart_hpc.roles.start import run_role
 from rollart_hpc.roles.trainer import main
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Frame, WeightsId
 from rollart_hpc.weights.digest import digest
 from rollart_hpc.weights.direct import DirectTarget

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.store import NodeStore
 from rollart_hpc.wire import keys

@@ -23,7 +23,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from rollart_hpc.engines.contract import Counters
-from rollart_hpc.engines.vllm.settings import Setup, arguments
+from rollart_hpc.engines.vllm.settings import VllmSetup, arguments
 from rollart_hpc.engines.vllm.updates import INCOMPLETE, Update
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.types import WeightsId
@@ -50,7 +50,7 @@ class StepCounter:
 
 
 class VllmCore:
-    def __init__(self, setup: Setup, counters: Counters) -> None:
+    def __init__(self, setup: VllmSetup, counters: Counters) -> None:
         logging.getLogger("vllm").setLevel(logging.WARNING)
         self._moved = threading.Event()  # a step is over, or a request
         self._ended: deque[RequestOutput | BaseException] = deque()
@@ -167,7 +167,7 @@ class VllmCore:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
-def engine_args(setup: Setup) -> AsyncEngineArgs:
+def engine_args(setup: VllmSetup) -> AsyncEngineArgs:
     wanted = arguments(setup)
     known = {f.name for f in fields(AsyncEngineArgs)}
     for name in wanted.keys() - known:

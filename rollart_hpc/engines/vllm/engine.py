@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from rollart_hpc.engines.contract import Counters, Finished, Request
-from rollart_hpc.engines.model import end_ids
+from rollart_hpc.engines.torch.model import end_ids
 from rollart_hpc.engines.vllm.handles import Handle, remove_kv, usable_params
-from rollart_hpc.engines.vllm.settings import Setup, prefill_params, set_environment
+from rollart_hpc.engines.vllm.settings import VllmSetup, prefill_params, set_environment
 from rollart_hpc.engines.vllm.updates import from_collective, from_store
 from rollart_hpc.types import TokenRecord, WeightsId
 from rollart_hpc.weights.direct import DirectTarget
@@ -45,7 +45,7 @@ class Live:
 
 
 class VllmEngine:
-    def __init__(self, setup: Setup, inbox: NodeStore) -> None:
+    def __init__(self, setup: VllmSetup, inbox: NodeStore) -> None:
         """`inbox`: where weights that come as tensors are put, for the workers to map them."""
         set_environment(setup)
         from rollart_hpc.engines.vllm.core import VllmCore, sampling

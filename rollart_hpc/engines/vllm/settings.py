@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollart_hpc.config.process import OFFLINE
 from rollart_hpc.config.schema import EngineConfig
+from rollart_hpc.processes.lifetime import OFFLINE
 
 BACKEND = "rollart"  # the name of our weight transfer in vLLM's registry
 _EXTENSION = "rollart_hpc.engines.vllm.worker.Extension"
@@ -25,7 +25,7 @@ _LEASE_S = 6
 
 
 @dataclass(frozen=True)
-class Setup:
+class VllmSetup:
     """What an engine is started with."""
 
     model: Path
@@ -47,7 +47,7 @@ class Setup:
         return not torch.cuda.is_available()
 
 
-def set_environment(setup: Setup) -> None:
+def set_environment(setup: VllmSetup) -> None:
     """Before vLLM is imported. What the user has set already stays."""
     variables = OFFLINE | {
         "VLLM_CONFIGURE_LOGGING": "0",  # its log lines go where ours go
@@ -78,12 +78,12 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def arguments(setup: Setup) -> dict[str, Any]:
+def arguments(setup: VllmSetup) -> dict[str, Any]:
     """vLLM's engine arguments: ours, then the user's, then what we rely on."""
     return _defaults(setup) | dict(setup.config.vllm) | _reserved(setup)
 
 
-def _defaults(setup: Setup) -> dict[str, Any]:
+def _defaults(setup: VllmSetup) -> dict[str, Any]:
     config = setup.config
     running = 1 if setup.deterministic else config.max_running
     values: dict[str, Any] = {
@@ -101,7 +101,7 @@ def _defaults(setup: Setup) -> dict[str, Any]:
     return values
 
 
-def kv_transfer(setup: Setup) -> dict[str, Any]:
+def kv_transfer(setup: VllmSetup) -> dict[str, Any]:
     """Every engine may prefill for others and decode what others prefilled; KV that does not come is computed.
 
     NIXL: written from vLLM's documentation (disaggregated prefill with NixlConnector); has not been run on GPUs.
@@ -117,7 +117,7 @@ def kv_transfer(setup: Setup) -> dict[str, Any]:
     }
 
 
-def prefill_params(setup: Setup, key: str) -> dict[str, Any]:
+def prefill_params(setup: VllmSetup, key: str) -> dict[str, Any]:
     """What a request says to have its KV handed on."""
     if setup.on_cpu:
         return {"save": key}
@@ -131,7 +131,7 @@ def prefill_params(setup: Setup, key: str) -> dict[str, Any]:
     }
 
 
-def _reserved(setup: Setup) -> dict[str, Any]:
+def _reserved(setup: VllmSetup) -> dict[str, Any]:
     """`config.rules` names the same keys, so that a run file that sets one is refused before anything starts."""
     split = {} if setup.kv_directory is None else {"kv_transfer_config": kv_transfer(setup)}
     return split | {
@@ -148,7 +148,7 @@ def _reserved(setup: Setup) -> dict[str, Any]:
     }
 
 
-def _kv_bytes(setup: Setup) -> int:
+def _kv_bytes(setup: VllmSetup) -> int:
     """Room for `kv_slots` trajectories of full length; vLLM would take half of the machine's memory."""
     model = json.loads((setup.model / "config.json").read_text())
     heads = int(model["num_attention_heads"])

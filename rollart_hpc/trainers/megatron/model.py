@@ -26,7 +26,7 @@ from rollart_hpc.config.schema import MegatronConfig, RunConfig
 from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers.megatron import exchange, layout
 from rollart_hpc.trainers.megatron.attention import PackedAttention
-from rollart_hpc.trainers.megatron.exchange import Place
+from rollart_hpc.trainers.megatron.exchange import Coordinates
 from rollart_hpc.trainers.megatron.families import Family, read_family
 from rollart_hpc.trainers.megatron.layout import Shape, Weight
 from rollart_hpc.trainers.packing import MicroBatch
@@ -52,14 +52,14 @@ class Policy(GPTModel):  # type: ignore[misc]
         return (inputs[0][self._keep], *inputs[1:])
 
 
-class Loaded(NamedTuple):
+class LoadedModel(NamedTuple):
     """A model with weights, and where they lie."""
 
     model: Policy
     config: TransformerConfig
     family: Family
     table: list[Weight]
-    place: Place
+    coordinates: Coordinates
 
 
 def open_groups(sizes: MegatronConfig) -> None:
@@ -74,7 +74,7 @@ def open_groups(sizes: MegatronConfig) -> None:
     model_parallel_cuda_manual_seed(0)
 
 
-def load(directory: Path, run: RunConfig, world: World) -> Loaded:
+def load(directory: Path, run: RunConfig, world: World) -> LoadedModel:
     """This rank's part of the model, before any wrapping."""
     family, sizes = read_family(directory), run.trainer.megatron
     _check_sizes(family, sizes, directory)
@@ -84,11 +84,11 @@ def load(directory: Path, run: RunConfig, world: World) -> Loaded:
     shape = Shape(sizes.tensor_parallel, sizes.pipeline_parallel, family.padded_vocabulary(multiple), is_gpu)
     model = _build(family, config, shape)
     table = list(layout.weights(family, shape))
-    place = _place(sizes)
+    coordinates = _coordinates(sizes)
     parameters = dict(model.named_parameters())
-    exchange.read_into(parameters, table, place, directory)
+    exchange.read_into(parameters, table, coordinates, directory)
     _mark_split(parameters, table)
-    return Loaded(model.to(world.device), config, family, table, place)
+    return LoadedModel(model.to(world.device), config, family, table, coordinates)
 
 
 def _build(family: Family, config: TransformerConfig, shape: Shape) -> Policy:
@@ -198,11 +198,11 @@ def _check_sizes(family: Family, sizes: MegatronConfig, directory: Path) -> None
             )
 
 
-def _place(sizes: MegatronConfig) -> Place:
+def _coordinates(sizes: MegatronConfig) -> Coordinates:
     group = parallel_state.get_tensor_model_parallel_group()
     num_replicas = parallel_state.get_data_parallel_world_size()
     per_stage = sizes.tensor_parallel * num_replicas
-    return Place(
+    return Coordinates(
         rank=torch.distributed.get_rank(),
         tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
         tensor_ranks=tuple(torch.distributed.get_process_group_ranks(group)),
