@@ -221,7 +221,7 @@ def _endless(model: Path, target: Path) -> Path:
     """The same model without an end of turn."""
     target.mkdir()
     for path in model.iterdir():
-        if path.name not in ("config.json", "generation_config.json"):
+        if path.name not in ("config.json", "generation_config.json", "tokenizer_config.json"):
             (target / path.name).symlink_to(path.resolve())
     content = json.loads((model / "config.json").read_text())
     content["eos_token_id"] = None
