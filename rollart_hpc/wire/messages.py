@@ -43,8 +43,6 @@ class Hello(Message):
     incarnation: str  # differs for every process start
     pid: int
     version: int = -1  # trainer: policy_version loaded; -1 = none
-    digest: str = ""  # trainer: digest of the weights loaded
-    address: str = ""  # host to reach this process's data plane
     num_ranks: int = 1  # engine: its processes that join a collective of weights
 
 
@@ -149,7 +147,6 @@ class TurnWanted(Message):
     num_new_tokens: int
     max_new_tokens: int
     full: bool
-    env_s: float = 0.0  # how long the environment took for this turn
 
 
 class Resend(Message):
