@@ -1,177 +1,204 @@
-"""Load for a controller: workers that do nothing but talk. Owns their sockets; needs no engine and no environment.
+"""Load for a controller: workers that talk and do nothing else. Owns who they are and what is measured.
 
-    python -m rollart_hpc.bench.load RUN_DIR ADDRESS SLOTS SECONDS
+    python -m rollart_hpc.bench.load PLAN        # a `Plan` as JSON; prints a `Told` as JSON
 
-One thread plays env workers (a socket for up to 256 slots, as a real worker has), two engines that answer at once, and
-a trainer that publishes a version and never trains. First all slots ask for their next turn as soon as they have an
-answer (the saturated phase), then at half the rate reached (the paced phase). Prints a line of JSON.
+One thread serves all of them (`load_sockets`, `load_roles`). First every slot asks for its next turn as soon as it has
+an answer (the saturated window), then turns begin at half the rate reached (the paced window). A window lasts as long
+as asked for, and longer if need be: until every engine has installed `INSTALLS` versions.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import zmq
+import msgspec
 
-from rollart_hpc import __version__
+from rollart_hpc.bench.load_roles import Counts, Engines, Environments, Later, Relays, Rewards, Trainer
+from rollart_hpc.bench.load_sockets import Seat, Sockets, Worker
 from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.errors import SiteError
 from rollart_hpc.wire import messages as ms
-from rollart_hpc.wire.hub import identity_of
-from rollart_hpc.wire.keys import ClientKeys, load_client
+from rollart_hpc.wire.keys import load_client
 
-SLOTS_PER_SOCKET = 256
-PROMPT_BYTES, ANSWER_TOKENS = 1024, 64
-_PROMPT = bytes(PROMPT_BYTES)
-_ANSWER = [bytes(4 * ANSWER_TOKENS)] * 3  # ids, log-probs, versions
-START_S = 60.0
-
-
-class Worker:
-    """A DEALER under the name of a worker. No thread of its own: it never falls silent while it works."""
-
-    def __init__(self, context: zmq.Context[Any], address: str, keys: ClientKeys, name: str, capacity: int) -> None:
-        self.name, self.role = name, name.partition("-")[0]
-        self.socket = context.socket(zmq.DEALER)
-        self.socket.identity = identity_of(name, "1")
-        self.socket.curve_publickey, self.socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
-        self.socket.curve_serverkey = keys.server_public.encode()
-        self.socket.sndhwm = self.socket.rcvhwm = 20_000
-        self.socket.linger = 0
-        self.socket.connect(address)
-        pool = "compute" if self.role == "engine" else ""
-        version = 0 if self.role == "trainer" else -1
-        self.send(ms.Hello(self.role, name, "load", pool, capacity, __version__, 1, "1", 0, version))
-
-    def send(self, message: ms.Message, *frames: bytes) -> None:
-        self.socket.send_multipart([ms.encode(message), *frames], copy=False)
-
-    def receive(self) -> Iterator[ms.AnyMessage]:
-        while True:
-            try:
-                parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            yield ms.decode(parts[0].buffer)
+SLOTS_PER_ENV, SLOTS_PER_REWARD, ENGINES_PER_NODE = 256, 64, 8
+INSTALLS = 5
+LIMIT_S = 60.0  # for what should take seconds
+TRAINER_NODE = "trainer"
+WAIT_S = 0.02
 
 
-@dataclass
-class Slots:
-    """Turns under way and their times. `rate` limits how many begin per second; 0: as many as answers come."""
+class Plan(msgspec.Struct):
+    run_dir: str
+    address: str
+    controller: int  # its pid
+    engines: int
+    slots: int
+    seconds: float
 
-    owners: dict[str, Worker] = field(default_factory=dict)
-    issues: dict[str, int] = field(default_factory=dict)
-    turns: dict[str, int] = field(default_factory=dict)
-    asked_s: dict[str, float] = field(default_factory=dict)
-    idle: deque[str] = field(default_factory=deque)
-    latencies_s: list[float] = field(default_factory=list)
-    rate: float = 0.0
-    _next_s: float = 0.0
 
-    def begin(self, worker: Worker, play: ms.Play) -> None:
-        self.owners[play.trajectory] = worker
-        self.issues[play.trajectory] = play.issue
-        self.turns[play.trajectory] = -1
-        self.idle.append(play.trajectory)
+class Window(msgspec.Struct):
+    """CPU is user and system time of all threads, in seconds per second or microseconds per turn."""
 
-    def answered(self, trajectory: str) -> None:
-        self.latencies_s.append(time.monotonic() - self.asked_s[trajectory])
-        self.idle.append(trajectory)
+    seconds: float
+    turns: int
+    p50_ms: float
+    p99_ms: float
+    controller_cpu: float
+    load_cpu: float
+    controller_us_per_turn: float
+    fewest_turns: int  # of one engine
+    most_turns: int
+    fewest_installs: int  # of one engine
+    installs: int
+    versions: int  # committed
+    groups: int  # trained
+    scores: int
+    cancelled: int  # trajectories
+    busy: float  # share of the slots that hold a trajectory at the end
 
-    def ask(self) -> None:
-        now = time.monotonic()
-        self._next_s = max(self._next_s, now - 0.1)
-        while self.idle and (not self.rate or self._next_s <= now):
-            self._next_s += 1 / self.rate if self.rate else 0.0
-            trajectory = self.idle.popleft()
-            self.turns[trajectory] += 1
-            self.asked_s[trajectory] = time.monotonic()
-            issue, turn = self.issues[trajectory], self.turns[trajectory]
-            wanted = ms.TurnWanted(trajectory, issue, turn, 0, 0, PROMPT_BYTES // 4, ANSWER_TOKENS, True)
-            self.owners[trajectory].send(wanted, _PROMPT)
+    @property
+    def turns_per_s(self) -> float:
+        return self.turns / self.seconds
+
+
+class Told(msgspec.Struct):
+    workers: int
+    register_s: float
+    saturated: Window
+    paced: Window
+
+
+def seats_of(engines: int, slots: int) -> list[Seat]:
+    """Everybody: 8 engines and a relay a node, an env worker for up to 256 slots, a reward worker for up to 64."""
+    sizes = [min(SLOTS_PER_ENV, slots - start) for start in range(0, slots, SLOTS_PER_ENV)]
+    num_nodes = -(-engines // ENGINES_PER_NODE)
+    credit = max(SLOTS_PER_ENV, 2 * -(-slots // engines))
+    return [
+        *(Seat("relay", f"relay-{i}", f"node-{i}", 1) for i in range(num_nodes)),
+        Seat("relay", "relay-trainer", TRAINER_NODE, 1),
+        *(Seat("engine", f"engine-{i}", f"node-{i // ENGINES_PER_NODE}", credit, "compute") for i in range(engines)),
+        *(Seat("env", f"env-{i}", "cpu", size) for i, size in enumerate(sizes)),
+        *(Seat("reward", f"reward-{i}", "cpu", SLOTS_PER_REWARD) for i in range(-(-slots // SLOTS_PER_REWARD))),
+        Seat("trainer", "trainer", TRAINER_NODE, 1, version=0),
+    ]
 
 
 class Load:
-    def __init__(self, run: RunDir, address: str, num_slots: int) -> None:
-        context: zmq.Context[Any] = zmq.Context()
-        keys = load_client(run.keys(1))
-        sizes = [min(SLOTS_PER_SOCKET, num_slots - start) for start in range(0, num_slots, SLOTS_PER_SOCKET)]
-        crew = [("engine-0", num_slots), ("engine-1", num_slots), ("trainer-0", 1)]
-        crew += [(f"env-{i}", size) for i, size in enumerate(sizes)]
-        self.num_sockets = len(crew)
-        self.slots = Slots()
-        self._poller = zmq.Poller()
-        self._workers: dict[Any, Worker] = {}
-        for name, capacity in crew:
-            worker = Worker(context, address, keys, name, capacity)
-            self._workers[worker.socket] = worker
-            self._poller.register(worker.socket, zmq.POLLIN)
-        self._beaten_s = 0.0
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.counts = Counts()
+        self.sockets = Sockets(plan.address, load_client(RunDir(plan.run_dir).keys(1)))
+        later = Later()
+        self.envs = Environments(self.counts, plan.slots)
+        self.engines = Engines(self.counts, later)
+        self.trainer = Trainer(self.counts)
+        roles = {"env": self.envs, "engine": self.engines, "trainer": self.trainer}
+        self._answers = {
+            "relay": Relays(later).answer,
+            "reward": Rewards(self.counts).answer,
+            **{name: role.answer for name, role in roles.items()},
+        }
+        self._later = later
+        self._unwelcome: set[str] = set()
+        self._heartbeat_s = 1.0
 
-    def drive(self, until_s: float, is_over: Any = lambda: False) -> None:
-        while (now := time.monotonic()) < until_s and not is_over():
-            if now - self._beaten_s > 1.0:
-                self._beaten_s = now
-                for worker in self._workers.values():
-                    worker.send(ms.Heartbeat(now))
-            for socket, _ in self._poller.poll(1 if self.slots.rate else 20):
-                worker = self._workers[socket]
-                for message in worker.receive():
-                    self._take(worker, message)
-            self.slots.ask()
+    def register(self) -> float:
+        """Connect everybody; seconds from the first connect to the last Welcome."""
+        began_s = time.monotonic()
+        seats = seats_of(self.plan.engines, self.plan.slots)
+        self._unwelcome = {seat.name for seat in seats}
+        self.sockets.connect(seats, self._welcomed)
+        self.drive(lambda: not self._unwelcome, "every worker is welcome")
+        took_s = time.monotonic() - began_s
+        for worker in self.sockets.workers:
+            worker.answer = self._answers[worker.seat.role]
+        self.sockets.beat_every(self._heartbeat_s)
+        self.trainer.begin(self.sockets.workers[-1])
+        return took_s
 
-    def _take(self, worker: Worker, message: ms.AnyMessage) -> None:
-        match message:
-            case ms.Generated():
-                self.slots.answered(message.trajectory)
-            case ms.Generate():
-                done = ms.Generated(message.request, message.trajectory, "stop", PROMPT_BYTES // 4, ANSWER_TOKENS)
-                worker.send(done, *_ANSWER)
-            case ms.Play():
-                self.slots.begin(worker, message)
-            case ms.TransferOffer():
-                worker.send(ms.TransferReady(message.epoch, "127.0.0.1", 1))
-            case ms.TransferJoin():
-                worker.send(ms.Installed(message.attempt, message.version, 0, 0.0, 0.0))
-            case ms.Welcome() if worker.role == "trainer":
-                worker.send(ms.Published(1, 0, 0, 0.0))
-                worker.send(ms.BatchWanted(0))
+    def _welcomed(self, worker: Worker, message: ms.AnyMessage) -> None:
+        if isinstance(message, ms.Refused):
+            raise SiteError(f"{worker.seat.name} was refused: {message.reason}")
+        if isinstance(message, ms.Welcome):
+            self._unwelcome.discard(worker.seat.name)
+            self._heartbeat_s = message.heartbeat_s
+
+    def drive(self, is_over: Callable[[], bool], what: str) -> None:
+        limit_s = time.monotonic() + LIMIT_S
+        while not is_over():
+            self.sockets.serve(0.001 if self.envs.rate else WAIT_S)
+            self.envs.ask_due()
+            self._later.send_due()
+            if time.monotonic() > limit_s:
+                raise SiteError(f"waited {LIMIT_S:g} s until {what}", "is the controller's log clean?")
+
+    def warm_up(self) -> None:
+        """Until all slots are busy and the first step is trained."""
+        wanted = 2 * self.plan.slots
+        self.drive(lambda: len(self.envs.slots) == self.plan.slots, "all slots are busy")
+        self.drive(lambda: self.counts.commits > 0 and len(self.counts.latencies_s) > wanted, "a step is trained")
+
+    def measure(self) -> Window:
+        plan, counts = self.plan, self.counts
+        counts.clear()
+        began_s, cpu_before = time.monotonic(), (cpu_s(plan.controller), cpu_s(os.getpid()))
+        end_s = began_s + plan.seconds
+        self.drive(lambda: time.monotonic() >= end_s and self._all_installed(), f"{INSTALLS} versions are installed")
+        took_s = time.monotonic() - began_s
+        controller_s, load_s = cpu_s(plan.controller) - cpu_before[0], cpu_s(os.getpid()) - cpu_before[1]
+        latencies = sorted(counts.latencies_s)
+        served = [counts.turns[worker.seat.name] for worker in self.sockets.workers if worker.seat.role == "engine"]
+        if not min(served):
+            idle = sum(not turns for turns in served)
+            raise SiteError(f"{idle} of {plan.engines} engines served no turn in {took_s:.1f} s", "raise --seconds")
+        return Window(
+            seconds=took_s,
+            turns=len(latencies),
+            p50_ms=1000 * latencies[len(latencies) // 2],
+            p99_ms=1000 * latencies[int(0.99 * (len(latencies) - 1))],
+            controller_cpu=controller_s / took_s,
+            load_cpu=load_s / took_s,
+            controller_us_per_turn=1e6 * controller_s / len(latencies),
+            fewest_turns=min(served),
+            most_turns=max(served),
+            fewest_installs=min(counts.installs.values()),
+            installs=counts.installs.total(),
+            versions=counts.commits,
+            groups=counts.groups,
+            scores=counts.scores,
+            cancelled=counts.cancelled,
+            busy=len(self.envs.slots) / plan.slots,
+        )
+
+    def _all_installed(self) -> bool:
+        installs = self.counts.installs
+        return len(installs) == self.plan.engines and min(installs.values()) >= INSTALLS
 
 
 def cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / 100
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(load: Load, controller: int, seconds: float) -> dict[str, float]:
-    """Turns per second, their 99th percentile, and what they cost the controller."""
-    load.slots.latencies_s.clear()
-    began_s, began_cpu_s = time.monotonic(), cpu_s(controller)
-    load.drive(began_s + seconds)
-    took_s, took_cpu_s = time.monotonic() - began_s, cpu_s(controller) - began_cpu_s
-    latencies = sorted(load.slots.latencies_s)
-    num = max(len(latencies), 1)
-    p99_s = latencies[int(0.99 * (num - 1))] if latencies else float("nan")
-    return {"turns_per_s": num / took_s, "p99_ms": 1000 * p99_s, "cpu_us_per_turn": 1e6 * took_cpu_s / num}
+def run(plan: Plan) -> Told:
+    load = Load(plan)
+    register_s = load.register()
+    load.warm_up()
+    saturated = load.measure()
+    load.envs.pace(saturated.turns_per_s / 2)
+    load.drive(_after(1.0), "turns come at half the rate")
+    return Told(len(load.sockets.workers), register_s, saturated, load.measure())
 
 
-def main(run_dir: str, address: str, slots: str, seconds: str, controller: str) -> None:
-    load = Load(RunDir(run_dir), address, int(slots))
-    load.drive(time.monotonic() + START_S, lambda: len(load.slots.owners) == int(slots))
-    assert len(load.slots.owners) == int(slots), f"{len(load.slots.owners)} of {slots} slots were given work"
-    load.drive(time.monotonic() + START_S, lambda: len(load.slots.latencies_s) >= 2 * int(slots))  # all are under way
-    saturated = measure(load, int(controller), float(seconds))
-    load.slots.rate = saturated["turns_per_s"] / 2
-    load.drive(time.monotonic() + 1.0)
-    paced = measure(load, int(controller), float(seconds))
-    print(json.dumps({"sockets": load.num_sockets, "saturated": saturated, "paced": paced}))
+def _after(seconds: float) -> Callable[[], bool]:
+    end_s = time.monotonic() + seconds
+    return lambda: time.monotonic() >= end_s
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    told = run(msgspec.json.decode(sys.argv[1], type=Plan))
+    sys.stdout.write(msgspec.json.encode(told).decode())

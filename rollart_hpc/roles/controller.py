@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
+from rollart_hpc.config.process import raise_file_limit
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import RollartError, SiteError
 from rollart_hpc.files import write_json
@@ -271,6 +272,7 @@ def _announce(start: Start, controller: Controller) -> None:
 
 
 def main(start: Start) -> int:
+    raise_file_limit()
     controller = Controller(start)
     _announce(start, controller)
     return controller.run()
