@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from rollart_hpc.bench.load_roles import Counts, Engines, Environments, Later, Relays, Rewards, Trainer
-from rollart_hpc.bench.load_sockets import Seat, Sockets, Worker
+from rollart_hpc.bench.load_sockets import Answer, Seat, Sockets, Worker
 from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import SiteError
 from rollart_hpc.wire import messages as ms
@@ -96,12 +96,10 @@ class Load:
         self.envs = Environments(self.counts, plan.slots)
         self.engines = Engines(self.counts, later)
         self.trainer = Trainer(self.counts)
-        roles = {"env": self.envs, "engine": self.engines, "trainer": self.trainer}
-        self._answers = {
-            "relay": Relays(later).answer,
-            "reward": Rewards(self.counts).answer,
-            **{name: role.answer for name, role in roles.items()},
-        }
+        self._answers: dict[str, Answer] = {
+            "env": self.envs.answer, "engine": self.engines.answer, "trainer": self.trainer.answer,
+            "relay": Relays(later).answer, "reward": Rewards(self.counts).answer,
+        }  # fmt: skip
         self._later = later
         self._unwelcome: set[str] = set()
         self._heartbeat_s = 1.0

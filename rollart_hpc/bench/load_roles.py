@@ -31,7 +31,7 @@ PROMPT_BYTES, ANSWER_BYTES = 4 * PROMPT_TOKENS, 12 * ANSWER_TOKENS  # an answer:
 TURN_TOKENS = PROMPT_TOKENS + ANSWER_TOKENS
 FEWEST_TURNS, MEAN_TURNS, MOST_TURNS = 4, 8, 12
 CHARACTERS_PER_TOKEN = 4  # of a transcript
-WEIGHTS_S = (0.0, 0.01)  # a transfer to a relay, and an install
+WEIGHTS_S = (0.1, 0.3)  # a transfer to a relay, and an install
 _PROMPT = bytes(PROMPT_BYTES)
 _IDS = bytes(4 * ANSWER_TOKENS)
 
