@@ -34,17 +34,18 @@ from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.wire.keys import make_keys
 
 GROUP_SIZE = 10
-NOMINAL_TURNS_PER_S = 12_000  # sizes the batch, so that some eight versions fall into a window
-VERSIONS_PER_WINDOW = 8
+# They size the batch. A trainer takes groups as they complete, so versions come as fast as turns do.
+NOMINAL_TURNS_PER_S, VERSIONS_PER_WINDOW = 10_000, 7
 SHARE_OF_SLOTS = 16  # a batch has at least one trajectory for so many slots
+USED_UP = 0.9
 ENGINES, SLOTS = 100, 10_000
 DEFAULT = ((2, SLOTS), (16, SLOTS), (ENGINES, SLOTS), (500, SLOTS), (2500, SLOTS), (ENGINES, 100), (ENGINES, 1000))
 PAYLOAD = (
-    f"A turn: {load_roles.PROMPT_BYTES} B of prompt to the engine, {load_roles.ANSWER_TOKENS} tokens with log-probs and "
-    f"versions ({load_roles.ANSWER_BYTES} B) back. A trajectory: {load_roles.FEWEST_TURNS} to {load_roles.MOST_TURNS} "
-    f"turns, then its transcript and {12 * load_roles.TURN_TOKENS} B of token record a turn, which go on to reward and "
-    f"trainer. Groups of {GROUP_SIZE}. Everything is encrypted (CURVE). Up to {load.SLOTS_PER_ENV} slots an env worker, "
-    f"{load.SLOTS_PER_REWARD} a reward worker; {load.ENGINES_PER_NODE} engines and a relay a node."
+    f"A turn: {load_roles.PROMPT_BYTES} B of prompt to the engine, {load_roles.ANSWER_TOKENS} tokens with log-probs and"
+    f" versions ({load_roles.ANSWER_BYTES} B) back. A trajectory: {load_roles.FEWEST_TURNS} to {load_roles.MOST_TURNS}"
+    f" turns, then transcript and token record, {load_roles.RECORD_BYTES} B a turn, for reward and trainer. Groups of"
+    f" {GROUP_SIZE}. All of it encrypted (CURVE). Up to {load.SLOTS_PER_ENV} slots an env worker and"
+    f" {load.SLOTS_PER_REWARD} a reward worker; {load.ENGINES_PER_NODE} engines and a relay a node."
 )
 
 
@@ -62,7 +63,7 @@ class Row(msgspec.Struct):
     p99_ms: float
     p99_saturated_ms: float
     register_s: float
-    bound_by: str  # controller or load: whose CPU share is larger in the saturated window
+    bound_by: str  # what was used up in the saturated window: see `bound_by`
     saturated: load.Window
     paced: load.Window
 
@@ -72,9 +73,11 @@ class Settings:
     """`sizes`: engines and slots of each row."""
 
     sizes: tuple[tuple[int, int], ...] = DEFAULT
-    seconds: float = 5.0
+    seconds: float = 10.0
 
     def __post_init__(self) -> None:
+        if not self.sizes:
+            raise UserError("no sizes: nothing would be measured", "name at least one number of engines and slots")
         for engines, slots in self.sizes:
             if engines < 1 or slots < engines:
                 what = f"{engines} engines and {slots} slots: not every engine would serve turns"
@@ -96,7 +99,8 @@ def bench_hub(settings: Settings, say: Callable[[str], None]) -> list[Row]:
         with tempfile.TemporaryDirectory(prefix="rollart-bench-") as scratch:
             rows.append(_measure(RunDir(Path(scratch) / "run"), engines, slots, settings.seconds))
         row = rows[-1]
-        say(f"  {engines:>5} engines {slots:>6} slots  {row.turns_per_s:8.0f} turns/s, {row.cpu_us_per_turn:.0f} us each")
+        speed = f"{row.turns_per_s:.0f} turns/s, {row.cpu_us_per_turn:.0f} us of the controller's CPU each"
+        say(f"  {engines} engines, {slots} slots: {speed}")
     return rows
 
 
@@ -143,14 +147,22 @@ def _row(engines: int, slots: int, flow: FlowSettings, told: load.Told) -> Row:
         alpha=flow.alpha,
         batch=flow.groups_per_step * flow.group_size,
         turns_per_s=full.turns_per_s,
-        cpu_us_per_turn=full.controller_us_per_turn,
+        cpu_us_per_turn=full.controller.us_per_turn,
         p99_ms=half.p99_ms,
         p99_saturated_ms=full.p99_ms,
         register_s=told.register_s,
-        bound_by="controller" if full.controller_cpu >= full.load_cpu else "load",
+        bound_by=bound_by(full),
         saturated=full,
         paced=half,
     )
+
+
+def bound_by(window: load.Window) -> str:
+    """The Python thread that had no rest; or all cores; or none of these: it waited for something else."""
+    if max(window.controller.main_share, window.load.main_share) >= USED_UP:
+        return "controller" if window.controller.main_share >= window.load.main_share else "load"
+    cores = len(os.sched_getaffinity(0))
+    return "cores" if window.controller.share + window.load.share >= USED_UP * cores else "-"
 
 
 @contextmanager

@@ -25,10 +25,10 @@ from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.keys import load_client
 
 SLOTS_PER_ENV, SLOTS_PER_REWARD, ENGINES_PER_NODE = 256, 64, 8
-INSTALLS = 5
+INSTALLS = 5  # of each engine in each window, at least
 LIMIT_S = 60.0  # for what should take seconds
 TRAINER_NODE = "trainer"
-WAIT_S = 0.02
+WAIT_S, PACED_WAIT_S = 0.02, 0.001
 
 
 class Plan(msgspec.Struct):
@@ -40,16 +40,21 @@ class Plan(msgspec.Struct):
     seconds: float
 
 
-class Window(msgspec.Struct):
-    """CPU is user and system time of all threads, in seconds per second or microseconds per turn."""
+class Cpu(msgspec.Struct):
+    """User and system time, in seconds per second or microseconds per turn."""
 
+    share: float  # of all threads
+    main_share: float  # of the thread that runs Python
+    us_per_turn: float
+
+
+class Window(msgspec.Struct):
     seconds: float
-    turns: int
+    turns_per_s: float
     p50_ms: float
     p99_ms: float
-    controller_cpu: float
-    load_cpu: float
-    controller_us_per_turn: float
+    controller: Cpu
+    load: Cpu
     fewest_turns: int  # of one engine
     most_turns: int
     fewest_installs: int  # of one engine
@@ -58,11 +63,7 @@ class Window(msgspec.Struct):
     groups: int  # trained
     scores: int
     cancelled: int  # trajectories
-    busy: float  # share of the slots that hold a trajectory at the end
-
-    @property
-    def turns_per_s(self) -> float:
-        return self.turns / self.seconds
+    busy: float  # mean share of the slots that hold a trajectory
 
 
 class Told(msgspec.Struct):
@@ -92,15 +93,14 @@ class Load:
         self.plan = plan
         self.counts = Counts()
         self.sockets = Sockets(plan.address, load_client(RunDir(plan.run_dir).keys(1)))
-        later = Later()
         self.envs = Environments(self.counts, plan.slots)
-        self.engines = Engines(self.counts, later)
         self.trainer = Trainer(self.counts)
+        self._later = Later(plan.seconds)
         self._answers: dict[str, Answer] = {
-            "env": self.envs.answer, "engine": self.engines.answer, "trainer": self.trainer.answer,
-            "relay": Relays(later).answer, "reward": Rewards(self.counts).answer,
+            "env": self.envs.answer, "engine": Engines(self.counts, self._later).answer,
+            "trainer": self.trainer.answer, "relay": Relays(self._later).answer,
+            "reward": Rewards(self.counts).answer,
         }  # fmt: skip
-        self._later = later
         self._unwelcome: set[str] = set()
         self._heartbeat_s = 1.0
 
@@ -110,12 +110,14 @@ class Load:
         seats = seats_of(self.plan.engines, self.plan.slots)
         self._unwelcome = {seat.name for seat in seats}
         self.sockets.connect(seats, self._welcomed)
-        self.drive(lambda: not self._unwelcome, "every worker is welcome")
+        self.drive(lambda: not self._unwelcome, "every worker was welcome")
         took_s = time.monotonic() - began_s
         for worker in self.sockets.workers:
             worker.answer = self._answers[worker.seat.role]
         self.sockets.beat_every(self._heartbeat_s)
-        self.trainer.begin(self.sockets.workers[-1])
+        trainer = self.sockets.workers[-1]
+        self.trainer.begin(trainer)
+        trainer.read()
         return took_s
 
     def _welcomed(self, worker: Worker, message: ms.AnyMessage) -> None:
@@ -125,60 +127,96 @@ class Load:
             self._unwelcome.discard(worker.seat.name)
             self._heartbeat_s = message.heartbeat_s
 
-    def drive(self, is_over: Callable[[], bool], what: str) -> None:
-        limit_s = time.monotonic() + LIMIT_S
+    def drive(self, is_over: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
+        end_s = time.monotonic() + limit_s
         while not is_over():
-            self.sockets.serve(0.001 if self.envs.rate else WAIT_S)
+            self.sockets.serve(PACED_WAIT_S if self.envs.rate else WAIT_S)
             self.envs.ask_due()
             self._later.send_due()
-            if time.monotonic() > limit_s:
-                raise SiteError(f"waited {LIMIT_S:g} s until {what}", "is the controller's log clean?")
+            if time.monotonic() > end_s:
+                raise SiteError(f"waited {limit_s:g} s until {what}", "look for the reason in the controller's log")
 
     def warm_up(self) -> None:
-        """Until all slots are busy and the first step is trained."""
-        wanted = 2 * self.plan.slots
-        self.drive(lambda: len(self.envs.slots) == self.plan.slots, "all slots are busy")
-        self.drive(lambda: self.counts.commits > 0 and len(self.counts.latencies_s) > wanted, "a step is trained")
+        """Until all slots are busy, every engine has weights and the first step is trained."""
+        plan, counts = self.plan, self.counts
+        self.drive(lambda: len(self.envs.slots) == plan.slots, "all slots were busy")
+        self.drive(lambda: len(counts.installs) == plan.engines, "every engine had weights")
+        self.drive(lambda: counts.commits > 0 and len(counts.latencies_s) > 2 * plan.slots, "a step was trained")
+
+    def pace(self, turns_per_s: float) -> None:
+        """From now on turns begin at this rate, after those that are under way."""
+        self.envs.pace(turns_per_s)
+        self.drive(lambda: self.envs.num_idle > self.plan.slots // 2, "the turns under way were answered")
 
     def measure(self) -> Window:
-        plan, counts = self.plan, self.counts
-        counts.clear()
-        began_s, cpu_before = time.monotonic(), (cpu_s(plan.controller), cpu_s(os.getpid()))
-        end_s = began_s + plan.seconds
-        self.drive(lambda: time.monotonic() >= end_s and self._all_installed(), f"{INSTALLS} versions are installed")
-        took_s = time.monotonic() - began_s
-        controller_s, load_s = cpu_s(plan.controller) - cpu_before[0], cpu_s(os.getpid()) - cpu_before[1]
-        latencies = sorted(counts.latencies_s)
-        served = [counts.turns[worker.seat.name] for worker in self.sockets.workers if worker.seat.role == "engine"]
-        if not min(served):
-            idle = sum(not turns for turns in served)
-            raise SiteError(f"{idle} of {plan.engines} engines served no turn in {took_s:.1f} s", "raise --seconds")
-        return Window(
-            seconds=took_s,
-            turns=len(latencies),
-            p50_ms=1000 * latencies[len(latencies) // 2],
-            p99_ms=1000 * latencies[int(0.99 * (len(latencies) - 1))],
-            controller_cpu=controller_s / took_s,
-            load_cpu=load_s / took_s,
-            controller_us_per_turn=1e6 * controller_s / len(latencies),
-            fewest_turns=min(served),
-            most_turns=max(served),
-            fewest_installs=min(counts.installs.values()),
-            installs=counts.installs.total(),
-            versions=counts.commits,
-            groups=counts.groups,
-            scores=counts.scores,
-            cancelled=counts.cancelled,
-            busy=len(self.envs.slots) / plan.slots,
-        )
+        """A window from now on."""
+        self.counts.clear()
+        busy: list[int] = []
+        began_s, controller, load = time.monotonic(), CpuClock(self.plan.controller), CpuClock(os.getpid())
+
+        def is_over() -> bool:
+            busy.append(len(self.envs.slots))
+            return time.monotonic() >= began_s + self.plan.seconds and self._all_installed()
+
+        self.drive(is_over, f"every engine had installed {INSTALLS} versions", self.plan.seconds + LIMIT_S)
+        took_s, turns = time.monotonic() - began_s, len(self.counts.latencies_s)
+        share = sum(busy) / len(busy) / self.plan.slots
+        return window_of(self.counts, self._served(), took_s, controller.cpu(turns), load.cpu(turns), share)
 
     def _all_installed(self) -> bool:
         installs = self.counts.installs
         return len(installs) == self.plan.engines and min(installs.values()) >= INSTALLS
 
+    def _served(self) -> list[int]:
+        """Turns of each engine."""
+        served = [
+            self.counts.turns[worker.seat.name] for worker in self.sockets.workers if worker.seat.role == "engine"
+        ]
+        if not min(served):
+            what = f"{served.count(0)} of {len(served)} engines served no turn, others up to {max(served)}"
+            raise SiteError(what, "measure more --slots or more --seconds; else the core routes badly")
+        return served
 
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+
+def window_of(counts: Counts, served: list[int], took_s: float, controller: Cpu, load: Cpu, busy: float) -> Window:
+    latencies = sorted(counts.latencies_s)
+    return Window(
+        seconds=took_s,
+        turns_per_s=len(latencies) / took_s,
+        p50_ms=1000 * latencies[len(latencies) // 2],
+        p99_ms=1000 * latencies[int(0.99 * (len(latencies) - 1))],
+        controller=controller,
+        load=load,
+        fewest_turns=min(served),
+        most_turns=max(served),
+        fewest_installs=min(counts.installs.values()),
+        installs=counts.installs.total(),
+        versions=counts.commits,
+        groups=counts.groups,
+        scores=counts.scores,
+        cancelled=counts.cancelled,
+        busy=busy,
+    )
+
+
+class CpuClock:
+    """What a process uses from now on."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._began_s, self._before = time.monotonic(), self._read()
+
+    def cpu(self, turns: int) -> Cpu:
+        took_s = time.monotonic() - self._began_s
+        process_s, main_s = (now - before for now, before in zip(self._read(), self._before, strict=True))
+        return Cpu(process_s / took_s, main_s / took_s, 1e6 * process_s / turns)
+
+    def _read(self) -> tuple[float, float]:
+        return _cpu_s(Path(f"/proc/{self._pid}/stat")), _cpu_s(Path(f"/proc/{self._pid}/task/{self._pid}/stat"))
+
+
+def _cpu_s(stat: Path) -> float:
+    fields = stat.read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -187,16 +225,19 @@ def run(plan: Plan) -> Told:
     register_s = load.register()
     load.warm_up()
     saturated = load.measure()
-    load.envs.pace(saturated.turns_per_s / 2)
-    load.drive(_after(1.0), "turns come at half the rate")
+    load.pace(saturated.turns_per_s / 2)
     return Told(len(load.sockets.workers), register_s, saturated, load.measure())
 
 
-def _after(seconds: float) -> Callable[[], bool]:
-    end_s = time.monotonic() + seconds
-    return lambda: time.monotonic() >= end_s
+def main(plan: str) -> int:
+    try:
+        told = run(msgspec.json.decode(plan, type=Plan))
+    except SiteError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(msgspec.json.encode(told).decode())
+    return 0
 
 
 if __name__ == "__main__":
-    told = run(msgspec.json.decode(sys.argv[1], type=Plan))
-    sys.stdout.write(msgspec.json.encode(told).decode())
+    sys.exit(main(sys.argv[1]))

@@ -31,7 +31,8 @@ PROMPT_BYTES, ANSWER_BYTES = 4 * PROMPT_TOKENS, 12 * ANSWER_TOKENS  # an answer:
 TURN_TOKENS = PROMPT_TOKENS + ANSWER_TOKENS
 FEWEST_TURNS, MEAN_TURNS, MOST_TURNS = 4, 8, 12
 CHARACTERS_PER_TOKEN = 4  # of a transcript
-WEIGHTS_S = (0.1, 0.3)  # a transfer to a relay, and an install
+WEIGHTS = (0.01, 0.03)  # of a window: how long a transfer to a relay takes, and an install
+RECORD_BYTES = (CHARACTERS_PER_TOKEN + 12) * TURN_TOKENS  # of a turn in Ended
 _PROMPT = bytes(PROMPT_BYTES)
 _IDS = bytes(4 * ANSWER_TOKENS)
 
@@ -91,6 +92,11 @@ class Environments:
         self._num_begun = 0
         self._idle: deque[Slot] = deque()
         self._next_s = 0.0
+
+    @property
+    def num_idle(self) -> int:
+        """Trajectories whose next turn is not due yet."""
+        return len(self._idle)
 
     def answer(self, worker: Worker, message: ms.AnyMessage) -> None:
         match message:
@@ -162,14 +168,15 @@ class Environments:
 class Later:
     """Answers that take a while."""
 
-    def __init__(self) -> None:
+    def __init__(self, window_s: float) -> None:
         self._random = random.Random(0)
+        self._window_s = window_s
         self._due: list[tuple[float, int, Worker, ms.Message, Callable[[], None]]] = []
         self._num = 0
 
     def send(self, worker: Worker, message: ms.Message, then: Callable[[], None] = lambda: None) -> None:
         self._num += 1
-        due_s = time.monotonic() + self._random.uniform(*WEIGHTS_S)
+        due_s = time.monotonic() + self._window_s * self._random.uniform(*WEIGHTS)
         heapq.heappush(self._due, (due_s, self._num, worker, message, then))
 
     def send_due(self) -> None:

@@ -44,9 +44,7 @@ class Seat:
 class Worker:
     """A DEALER under the name of a worker. `answer` is called with each message."""
 
-    def __init__(
-        self, context: zmq.Context[Any], address: str, keys: ClientKeys, seat: Seat, answer: Answer
-    ) -> None:
+    def __init__(self, context: zmq.Context[Any], address: str, keys: ClientKeys, seat: Seat, answer: Answer) -> None:
         self.seat, self.answer = seat, answer
         self.socket = context.socket(zmq.DEALER)
         self.socket.identity = identity_of(seat.name, "1")

@@ -143,7 +143,7 @@ def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     hub = _add(kinds, "hub", "rollart_hpc.cli.bench:hub", "turns a second that the controller forwards")
     hub.add_argument("--engines", type=int, nargs="+", metavar="N", help="engines; each with each number of slots")
     hub.add_argument("--slots", type=int, nargs="+", metavar="N", help="trajectories at once")
-    hub.add_argument("--seconds", type=float, default=5.0, help="length of each of the two windows (5)")
+    hub.add_argument("--seconds", type=float, default=10.0, help="length of each of the two windows (10)")
     hub.add_argument("--json", action="store_true", help="machine-readable")
     engine = _add(kinds, "engine", "rollart_hpc.cli.bench:engine", "our engine against its backend driven directly")
     engine.add_argument("--engine", choices=("vllm", "torch"), default="vllm", help="default: vllm")
