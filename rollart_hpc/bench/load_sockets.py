@@ -22,11 +22,13 @@ from rollart_hpc.errors import SiteError
 from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.hub import identity_of
 from rollart_hpc.wire.keys import ClientKeys
+from rollart_hpc.wire.link import CLOCK_BEATS
 from rollart_hpc.wire.parts import receive_parts, send_parts
 
 SOCKETS_PER_CONTEXT = 1000  # a context of ZeroMQ takes 1,023 by default
 FILES_PER_SOCKET = 2  # the connection, and what wakes its reader
 SPARE_FILES = 100
+LOOKS = 4  # at each worker in the time of a heartbeat
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Worker:
 
     def __init__(self, context: zmq.Context[Any], address: str, keys: ClientKeys, seat: Seat, answer: Answer) -> None:
         self.seat, self.answer = seat, answer
+        self.unsent = self.unheard = self.unbeaten = 0  # looks of `Sockets` since the last of each
         self.socket = context.socket(zmq.DEALER)
         self.socket.identity = identity_of(seat.name, "1")
         self.socket.curve_publickey, self.socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
@@ -57,6 +60,7 @@ class Worker:
         self.send(ms.Hello(*hello))
 
     def send(self, message: ms.Message, *frames: bytes) -> None:
+        self.unsent = 0
         send_parts(self.socket, (ms.encode(message), *frames))
 
     def read(self) -> None:
@@ -66,7 +70,18 @@ class Worker:
                 parts = receive_parts(self.socket)
             except zmq.Again:
                 return
+            self.unheard = 0
             self.answer(self, ms.decode(parts[0]))
+
+    def beat_if_due(self) -> None:
+        """As a real worker's link does: any message is a sign of life."""
+        self.unsent += 1
+        self.unheard += 1
+        self.unbeaten += 1
+        if max(self.unsent, min(self.unheard, self.unbeaten), self.unbeaten // CLOCK_BEATS) > LOOKS:
+            self.unbeaten = 0
+            self.send(ms.Heartbeat(time.monotonic()))
+            self.read()
 
 
 Answer = Callable[[Worker, ms.AnyMessage], None]
@@ -81,9 +96,9 @@ class Sockets:
         self._contexts: list[zmq.Context[Any]] = []
         self._epoll = select.epoll()
         self._by_fd: dict[int, Worker] = {}
-        self._beat_s = float("inf")  # when the next heartbeat is due
-        self._next_beat = 0
-        self._every_s = 1.0
+        self._look_s = float("inf")  # when the next worker is looked at
+        self._look_every_s = 0.0
+        self._num_looks = 0
 
     def connect(self, seats: list[Seat], answer: Answer) -> None:
         _need_files(FILES_PER_SOCKET * len(seats) + SPARE_FILES)
@@ -98,20 +113,18 @@ class Sockets:
             worker.read()
 
     def beat_every(self, seconds: float) -> None:
-        """Every worker once in `seconds`, one after the other, as processes that know nothing of each other do."""
-        self._every_s, self._beat_s = seconds, time.monotonic()
+        """One worker after the other, as processes that know nothing of each other do."""
+        self._look_every_s, self._look_s = seconds / LOOKS / len(self.workers), time.monotonic()
 
     def serve(self, wait_s: float) -> None:
         """Read what is there, or what comes within `wait_s`."""
         for fd, _ in self._epoll.poll(wait_s, len(self._by_fd)):
             self._by_fd[fd].read()
         now = time.monotonic()
-        while self._beat_s <= now:
-            self._beat_s += self._every_s / len(self.workers)
-            worker = self.workers[self._next_beat]
-            self._next_beat = (self._next_beat + 1) % len(self.workers)
-            worker.send(ms.Heartbeat(now))
-            worker.read()
+        while self._look_s <= now:
+            self._look_s += self._look_every_s
+            self.workers[self._num_looks % len(self.workers)].beat_if_due()
+            self._num_looks += 1
 
 
 def _need_files(num: int) -> None:
