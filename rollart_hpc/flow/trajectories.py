@@ -85,6 +85,7 @@ class Trajectories:
         """Nothing more will come of it."""
         if self.all.pop(trajectory.id, None) is not None:
             self._counts[trajectory.is_training][trajectory.state] -= 1
+            trajectory.group = None  # no cycle is left behind for the garbage collector
             self.emit(ev.Release(trajectory.id))
 
     def again(self, trajectory: Trajectory, delay_s: float = 0.0) -> None:
