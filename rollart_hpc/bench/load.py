@@ -93,7 +93,7 @@ class Slots:
             self.turns[trajectory] += 1
             self.asked_s[trajectory] = time.monotonic()
             issue, turn = self.issues[trajectory], self.turns[trajectory]
-            wanted = ms.TurnWanted(trajectory, issue, turn, 0, 0, PROMPT_BYTES // 4, ANSWER_TOKENS, True)
+            wanted = ms.TurnWanted(trajectory, issue, turn, 0, 0, ANSWER_TOKENS, True)
             self.owners[trajectory].send(wanted, _PROMPT)
 
 
@@ -131,7 +131,7 @@ class Load:
             case ms.Generated():
                 self.slots.answered(message.trajectory)
             case ms.Generate():
-                done = ms.Generated(message.request, message.trajectory, "stop", PROMPT_BYTES // 4, ANSWER_TOKENS)
+                done = ms.Generated(message.request, message.trajectory, PROMPT_BYTES // 4, ANSWER_TOKENS)
                 worker.send(done, *_ANSWER)
             case ms.Play():
                 self.slots.begin(worker, message)
