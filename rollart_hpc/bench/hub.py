@@ -20,7 +20,7 @@ import msgspec
 
 from rollart_hpc.bench.load import ANSWER_TOKENS, PROMPT_BYTES, SLOTS_PER_SOCKET
 from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.schema import FlowSettings, RunConfig, TaskConfig, ValidationConfig, WeightsConfig
+from rollart_hpc.config.schema import FlowConfig, RunConfig, TaskConfig, ValidationConfig, WeightsConfig
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire.keys import make_keys
@@ -68,7 +68,7 @@ def bench_hub(settings: Settings, say: Callable[[str], None]) -> list[Row]:
 def _measure(run: RunDir, slots: int, seconds: float) -> Row:
     run.create()
     make_keys(run.keys(run.begin_attempt()))
-    flow = FlowSettings(alpha=0, groups_per_step=slots // GROUP_SIZE, group_size=GROUP_SIZE)
+    flow = FlowConfig(alpha=0, groups_per_step=slots // GROUP_SIZE, group_size=GROUP_SIZE)
     config = RunConfig(name="bench-hub", tasks={"load": TaskConfig(name="load")}, flow=flow)
     config.validation = ValidationConfig(plays=0)
     config.weights = WeightsConfig(transport="direct")

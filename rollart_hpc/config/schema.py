@@ -91,7 +91,7 @@ class ModelConfig:
 
 
 @dataclass
-class FlowSettings:
+class FlowConfig:
     """How trajectories become batches."""
 
     alpha: int = key(
@@ -301,7 +301,7 @@ class RunConfig:
         default_factory=dict, metadata={"help": "task files by name or path, with overrides"}
     )
     model: ModelConfig = part(ModelConfig, "the model to train")
-    flow: FlowSettings = part(FlowSettings, "batches, groups, staleness")
+    flow: FlowConfig = part(FlowConfig, "batches, groups, staleness")
     validation: ValidationConfig = part(ValidationConfig, "held-out plays")
     algorithm: AlgorithmConfig = part(AlgorithmConfig, "loss and advantages")
     trainer: TrainerConfig = part(TrainerConfig, "trainer ranks")
