@@ -23,7 +23,6 @@ from rollart_hpc.files import write_json
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
 from rollart_hpc.flow.policy import policy_of
-from rollart_hpc.flow.state import State
 from rollart_hpc.roles import checkpoints
 from rollart_hpc.roles.journal import Journal
 from rollart_hpc.roles.payloads import TRANSCRIPT, Payloads, chunk_frames
@@ -49,7 +48,7 @@ class Controller:
         self.payloads = Payloads()
         saved = checkpoints.load(start.checkpoint, self.payloads) if start.checkpoint else None
         self.core = Core(policy_of(start.config), start.attempt, saved)
-        self.payloads.keep_only(self.core.plays.all)
+        self.payloads.keep_only(self.core.trajectories.all)
         self.hub = _listen(address_of(start.control), start.ports, keys.load_server(start.run.keys(start.attempt)))
         timeouts = start.config.timeouts
         self.members = members.Members(
@@ -75,7 +74,7 @@ class Controller:
 
     def run(self) -> int:
         while not self.ending:
-            self._receive(max(0.0, self._next_tick - time.monotonic()))
+            self._receive(0.0 if self.core.has_backlog else max(0.0, self._next_tick - time.monotonic()))
             self._tick_if_due()
         self._farewell()
         return EXIT_OF[self.ending]
@@ -85,6 +84,9 @@ class Controller:
     def _receive(self, timeout_s: float) -> None:
         for name, message, frames in self.hub.poll(timeout_s):
             self._take(name, message, frames)
+            self._settle()
+        if self.core.has_backlog:
+            self.pending.append(ev.GoOn())
             self._settle()
 
     def _take(self, name: str, message: ms.AnyMessage, frames: list[Frame]) -> None:
@@ -106,23 +108,18 @@ class Controller:
     def _keep(self, message: ms.AnyMessage, frames: list[Frame]) -> None:
         """Payloads wait here until a command names them."""
         if isinstance(message, ms.TurnWanted):
-            if self._is_current(message):
+            if self.core.is_expected(message.trajectory, message.issue):
                 self.payloads.turns[message.trajectory] = (message, frames)
         elif isinstance(message, ms.Ended):
-            if self._is_current(message):
+            if self.core.is_expected(message.trajectory, message.issue):
                 self.payloads.ended[message.trajectory] = (message, frames)
         elif isinstance(message, ms.Generated):
-            if message.request in self.core.plays.requests:
+            if self.core.has_request(message.request):
                 self.payloads.answers[message.trajectory] = (message, frames)
         elif isinstance(message, ms.Committed):
             self._commit = message
         elif isinstance(message, ms.Saved):
             self._saved(message)
-
-    def _is_current(self, message: ms.TurnWanted | ms.Ended) -> bool:
-        """Not the word of a worker that was given up meanwhile: its payload must not replace its successor's."""
-        play = self.core.plays.all.get(message.trajectory)
-        return play is not None and play.issue == message.issue and play.state is State.STEPPING
 
     def _member(self, change: members.Joined | members.Lost) -> None:
         hello = change.hello
@@ -197,7 +194,7 @@ class Controller:
     def _send_chunk(self, c: ev.SendChunk) -> None:
         items = [
             self.payloads.chunk_item(member.id, group.id, group.task, member.reward)
-            for group in (self.core.groups[number] for number in c.groups)
+            for group in c.groups
             for member in group.members
         ]
         chunk, frames = chunk_frames(items, c.step, c.index, c.last)

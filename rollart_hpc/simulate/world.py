@@ -156,7 +156,7 @@ class World:
         if self.ended:
             return
         self.events += 1
-        for command in self.core.handle(event):
+        for command in self.core.settle(event):
             self._carry_out(command)
         for check in self.checks:
             check(self, event)
@@ -211,7 +211,7 @@ class World:
         self.after(self.durations.generate(self.random), finish)
 
     def _do_Deliver(self, c: ev.Deliver) -> None:
-        trajectory = self.core.plays.all[c.trajectory]
+        trajectory = self.core.trajectories.all[c.trajectory]
         member, play = self.by_name[c.worker], (c.trajectory, trajectory.issue)
         self._turns_left[play] -= 1
         delay_s = self.durations.turn(self.random)
@@ -232,8 +232,7 @@ class World:
             self._answer(member, delay_s, ev.Scored(c.trajectory, c.issue, reward, reward > 0))
 
     def _do_SendChunk(self, c: ev.SendChunk) -> None:
-        groups = [self.core.groups[number] for number in c.groups]
-        for group in groups:
+        for group in c.groups:
             assert group.complete and len(group.members) == self.policy.group_size, "only whole groups train"
             assert group.version is not None and group.version >= c.step - self.policy.alpha, "too stale to train"
         if not c.last:

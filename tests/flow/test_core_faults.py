@@ -54,21 +54,25 @@ def check_admission(world: World, event: object) -> None:
 
 def check_credits(world: World, event: object) -> None:
     core = world.core
-    on_env = Counter(t.env for t in core.plays.all.values() if t.env)
-    on_engine = Counter(t.engine for t in core.plays.requests.values())
+    on_env = Counter(t.env for t in core.trajectories.all.values() if t.env)
+    on_engine = Counter(t.server for t in core.trajectories.requests.values())
     for worker in core.workers.values():
         assert 0 <= worker.load <= worker.capacity or worker.role in ("relay", "trainer"), worker
         if worker.role == "env":
             assert worker.load == on_env[worker.name], worker
         if worker.role == "engine":
             assert worker.load == on_engine[worker.name], worker
-            assert worker.active == sum(t.engine == worker.name for t in core.plays.all.values()), worker
+            held = [t for t in core.trajectories.all.values() if worker.name in (t.engine, t.prefiller)]
+            assert {t.id for t in held} == set(worker.trajectories), worker
+            assert worker.held_tokens == sum(t.footprint for t in held), worker
+            running = [t for t in core.trajectories.requests.values() if t.server == worker.name]
+            assert worker.running_tokens == sum(t.turn_tokens for t in running), worker
 
 
 def check_no_orphans(world: World, event: object) -> None:
     """Whatever is not scored waits for something that can still happen."""
     core = world.core
-    for trajectory in core.plays.all.values():
+    for trajectory in core.trajectories.all.values():
         assert trajectory.state is not State.GONE
         if trajectory.group is not None:
             assert core.groups.get(trajectory.group.id) is trajectory.group
@@ -150,7 +154,9 @@ def test_invariants_hold_under_random_faults(mode, seed, failure_rate, direct, p
     for when in controller_dies:
         world.after(when, world.kill_controller)
     ended = world.run(until_s=2000.0)
-    assert ended == "finished", f"no progress: {world.core.num_playing()} playing, version {world.core.version}"
+    assert ended == "finished", (
+        f"no progress: {world.core.trajectories.num_playing} playing, version {world.core.version}"
+    )
     check_ledger(world)
     assert world.core.tally.stray_requests == 0
     assert max(world.core.tally.staleness, default=0) <= world.policy.alpha
