@@ -311,7 +311,7 @@ class Trajectories:
         trajectory.env = worker.name
         self._set(trajectory, State.STEPPING)
         t = trajectory
-        self.emit(ev.Play(worker.name, t.id, t.issue, t.task, t.seed, t.sample_seed, self._temperature(t), t.purpose))
+        self.emit(ev.Play(worker.name, t.id, t.issue, t.task, t.seed, t.sample_seed))
 
     def _generate(self, trajectory: Trajectory, engine: Worker, stage: Stage) -> None:
         self.router.spend(trajectory, engine, stage)
