@@ -136,14 +136,14 @@ class Admission:
             self._dropped_groups[group.task] = 0
             self.batches.add(group)
 
-    def drop(self, group: Group, reason: str) -> None:
+    def drop(self, group: Group, reason: str, *, is_counted: bool = True) -> None:
         self.tally.dropped[reason] += len(group.members)
         for member in group.members:
             self.trajectories.leave(member, reason)
         self.forget(group)
         self.batches.discard(group)
         was_too_slow = reason == "group_stale" and not group.complete
-        if was_too_slow or reason in ("group_filtered", "group_failed"):
+        if is_counted and (was_too_slow or reason in ("group_filtered", "group_failed")):
             self._dropped_groups[group.task] += 1
             error = f": {self.tally.tasks[group.task].last_error}" if reason == "group_failed" else ""
             what = f"groups in a row were dropped, the last as {reason}{error}"
@@ -177,9 +177,14 @@ class Admission:
         return version is not None and version < self.batches.next_step - self.policy.alpha
 
     def sweep_stale(self) -> None:
+        counted: set[str] = set()
         for group in self.ages.older_than(self.batches.next_step - self.policy.alpha):
-            if self.is_stale(group) and (self.policy.abort_stale or group.id in self.batches.buffer):
-                self.drop(group, "group_stale")
+            # Dropping one may set its task aside, and with it the others that were found.
+            is_due = group.id in self.groups and self.is_stale(group)
+            if is_due and (self.policy.abort_stale or group.id in self.batches.buffer):
+                # One step that leaves many slow groups behind is one failure of their task, not many in a row.
+                self.drop(group, "group_stale", is_counted=group.task not in counted)
+                counted.add(group.task)
 
     def oldest_start(self, group: Group, version: int) -> int:
         """The oldest version that a trajectory of this group may begin on, while the trainer is at `version`.
@@ -191,7 +196,7 @@ class Admission:
         if self.policy.in_order:
             return max(group.admitted_version, oldest)
         if group.indexed_at is not None:
-            return max(group.indexed_at, oldest)
+            return max(min(group.indexed_at, version), oldest)
         start = version
         while start > oldest and self._has_place(group.task, start - 1):
             start -= 1
