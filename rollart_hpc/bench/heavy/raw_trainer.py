@@ -14,8 +14,10 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.trainers import algorithms, attention, packing
+from rollart_hpc.trainers.flops import even_tokens
 from rollart_hpc.trainers.fsdp.trainer import FsdpTrainer
 from rollart_hpc.trainers.packing import MicroBatch
+from rollart_hpc.trainers.planning import Planner
 from rollart_hpc.trainers.world import open_world, set_up_cpu
 from rollart_hpc.types import TrainGroup
 
@@ -40,7 +42,7 @@ class Ours:
 
     def seconds(self, groups: list[TrainGroup]) -> float:
         start_s = time.monotonic()
-        self._trainer.accumulate(groups)
+        self._trainer.accumulate(groups, last=True)
         self._trainer.step()
         return time.monotonic() - start_s
 
@@ -52,6 +54,7 @@ class Raw:
     def __init__(self, config: RunConfig, model_dir: Path, device: torch.device) -> None:
         self._config = config
         self._device = device
+        self._planner = Planner(1, config.trainer.microbatch_tokens, even_tokens(model_dir))
         model = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=torch.float32, attn_implementation=attention.register(), local_files_only=True
         )
@@ -77,8 +80,8 @@ class Raw:
         """The micro-batches that the trainer makes of them."""
         algorithms.assign_advantages(groups, self._config.algorithm)
         samples = [sample for group in groups for sample in group.samples]
-        (bins,) = packing.plan([len(s.record) for s in samples], self._config.trainer.microbatch_tokens, ranks=1)
-        return [packing.pack([samples[i] for i in b], [1.0] * len(b), self._device) for b in bins]
+        slots = self._planner.plan([len(s.record) for s in samples])
+        return [packing.pack([samples[i] for i in b], [1.0] * len(b), self._device) for (b,) in slots]
 
     def _loss(self, micro: MicroBatch) -> torch.Tensor:
         logits = self._model(

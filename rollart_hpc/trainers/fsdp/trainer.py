@@ -38,7 +38,7 @@ class FsdpTrainer(StepTrainer):
     """
 
     def __init__(self, config: RunConfig, model_dir: Path, world: World) -> None:
-        super().__init__(config, world, replica=world.rank, num_replicas=world.size)
+        super().__init__(config, model_dir, world, replica=world.rank, num_replicas=world.size)
         self._dtype = getattr(torch, config.trainer.dtype)
         self._model = load_trained(model_dir, world, config)
         # Alone, adding early is only a copy more.

@@ -41,7 +41,12 @@ class MegatronTrainer(StepTrainer):
 
         model.open_groups(config.trainer.megatron)
         super().__init__(
-            config, world, replica=groups.get_data_parallel_rank(), num_replicas=groups.get_data_parallel_world_size()
+            config,
+            model_dir,
+            world,
+            replica=groups.get_data_parallel_rank(),
+            num_replicas=groups.get_data_parallel_world_size(),
+            num_stages=config.trainer.megatron.pipeline_parallel,
         )
         loaded = model.load(model_dir, config, world)
         self._table, self._coordinates, self._vocabulary = loaded.table, loaded.coordinates, loaded.family.vocabulary
