@@ -22,8 +22,8 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from rollart_hpc.engines.contract import Counters
-from rollart_hpc.engines.vllm.settings import VllmSetup, arguments
+from rollart_hpc.engines.contract import Counters, EngineSetup
+from rollart_hpc.engines.vllm.settings import arguments
 from rollart_hpc.engines.vllm.updates import INCOMPLETE, Update
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.types import WeightsId
@@ -50,7 +50,7 @@ class StepCounter:
 
 
 class VllmCore:
-    def __init__(self, setup: VllmSetup, counters: Counters) -> None:
+    def __init__(self, setup: EngineSetup, counters: Counters) -> None:
         logging.getLogger("vllm").setLevel(logging.WARNING)
         self._moved = threading.Event()  # a step is over, or a request
         self._ended: deque[RequestOutput | BaseException] = deque()
@@ -167,17 +167,17 @@ class VllmCore:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
-def engine_args(setup: VllmSetup) -> AsyncEngineArgs:
+def engine_args(setup: EngineSetup) -> AsyncEngineArgs:
     wanted = arguments(setup)
     known = {f.name for f in fields(AsyncEngineArgs)}
     for name in wanted.keys() - known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else "see vLLM's engine arguments"
-        raise UserError(f"engine.vllm.{name}: vLLM has no such engine argument", hint)
+        raise UserError(f"engine.options.{name}: vLLM has no such engine argument", hint)
     try:
         return AsyncEngineArgs(**wanted)
     except (TypeError, ValueError) as error:
-        raise UserError(f"engine.vllm: vLLM refuses its arguments: {error}", "correct the run file") from None
+        raise UserError(f"engine.options: vLLM refuses its arguments: {error}", "correct the run file") from None
 
 
 def sampling(

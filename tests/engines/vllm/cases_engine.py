@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rollart_hpc.config.schema import EngineConfig
-from rollart_hpc.engines.vllm.settings import VllmSetup, arguments
+from rollart_hpc.engines.contract import EngineSetup
+from rollart_hpc.engines.vllm.settings import arguments
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.store import NodeStore
 
@@ -25,7 +26,7 @@ def engine(wide, scratch):
     from rollart_hpc.engines.vllm.engine import VllmEngine
 
     config = EngineConfig(kind="vllm", max_running=8, kv_slots=12, max_prefill_tokens=64, device="cpu")
-    setup = VllmSetup(wide.directory, config, max_len=160, scratch=scratch / "cache", seed=1)
+    setup = EngineSetup(wide.directory, config, max_len=160, scratch=scratch / "cache", seed=1)
     made = VllmEngine(setup, NodeStore(scratch / "store", "inbox"))
     yield made
     made.close()
@@ -176,8 +177,8 @@ def test_weights_that_lack_a_tensor_are_not_taken_for_whole(vllm, wide):
 
 
 def test_the_users_arguments_win_over_defaults_only(wide, scratch):
-    config = EngineConfig(kind="vllm", device="cpu", vllm={"block_size": 32, "seed": 9})
-    chosen = arguments(VllmSetup(wide.directory, config, max_len=100, scratch=scratch, seed=4))
+    config = EngineConfig(kind="vllm", device="cpu", options={"block_size": 32, "seed": 9})
+    chosen = arguments(EngineSetup(wide.directory, config, max_len=100, scratch=scratch, seed=4))
     assert (chosen["block_size"], chosen["seed"], chosen["max_model_len"]) == (32, 4, 100)
     assert chosen["kv_cache_memory_bytes"] >= 64 << 20
     assert logging.getLogger("vllm").level == logging.WARNING
