@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollart_hpc.config.fields import key, part
+from rollart_hpc.hardware import MAX_SPEED, MIN_SPEED
 
 
 @dataclass
@@ -101,6 +102,13 @@ class PoolConfig:
     engines: int = key(1, "engines in the pool; 0 = the other pool serves its tasks", low=0)
     tensor_parallel: int = key(
         1, "GPUs (on CPU: processes) per engine, all on one node; not every engine.kind uses more than one", low=1
+    )
+    speed: float = key(
+        1.0,
+        "speed of the pool's engines, relative to those of the other pool with the same max_running; "
+        "faster engines get more trajectories",
+        low=MIN_SPEED,
+        high=MAX_SPEED,
     )
 
 

@@ -106,6 +106,14 @@ class Engine(Protocol):
     def device(self) -> torch.device | None:
         """Where weights of a collective are wanted. None: processes of its own join it."""
 
+    @property
+    def kv_tokens(self) -> int:
+        """Capacity of its KV cache in tokens; 0 = unknown, or it has none. Fixed once the engine is made."""
+
+    @property
+    def kv_used_tokens(self) -> int:
+        """As much of the capacity as is taken now. Asked for with every answer: it must be cheap."""
+
     def add(self, request: Request) -> bool:
         """Queue a request. False: the prefix is not held here; ask again with `full`."""
 

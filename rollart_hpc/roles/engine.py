@@ -7,7 +7,7 @@ import os
 import zlib
 from typing import TYPE_CHECKING
 
-from rollart_hpc.config.schema import EngineConfig
+from rollart_hpc.config.schema import EngineConfig, PoolConfig
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.processes.lifetime import end_with
 from rollart_hpc.roles.start import Start, connect, data_address, run_role
@@ -26,7 +26,7 @@ def capacity(config: EngineConfig) -> int:
 def setup_of(start: Start) -> EngineSetup:
     from rollart_hpc.engines.contract import EngineSetup
 
-    config, pools = start.config, start.config.pools
+    config = start.config
     return EngineSetup(
         model=start.run.model,
         config=config.engine,
@@ -34,7 +34,7 @@ def setup_of(start: Start) -> EngineSetup:
         scratch=start.run.cache,
         store=start.run.store_root,
         inbox=f"{start.node}.{start.name}",
-        tensor_parallel=pools[start.pool].tensor_parallel if start.pool in pools else 1,
+        tensor_parallel=config.pools.get(start.pool, PoolConfig()).tensor_parallel,
         deterministic=config.deterministic,
         seed=zlib.crc32(f"{config.seed}/{start.name}/{start.incarnation}".encode()),
         kv_directory=start.run.kv_directory if any(task.split for task in config.tasks.values()) else None,
@@ -55,7 +55,14 @@ def main(start: Start) -> None:
     wakeup = Wakeup()
     store = NodeStore(start.run.store_root, start.node)
     preparer = Preparer(store, config.weights.deadline_s, engine.device, wakeup.set)
-    link = connect(start, capacity=capacity(config.engine), num_ranks=engine.num_ranks)
+    pool = config.pools.get(start.pool, PoolConfig())
+    link = connect(
+        start,
+        capacity=capacity(config.engine),
+        num_ranks=engine.num_ranks,
+        kv_tokens=engine.kv_tokens,
+        speed=pool.speed,
+    )
     with Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
         tracer.set_offset(link.clock_offset_s)
         try:

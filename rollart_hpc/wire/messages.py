@@ -46,6 +46,8 @@ class Hello(Message):
     digest: str = ""  # trainer: digest of the weights loaded
     address: str = ""  # host to reach this process's data plane
     num_ranks: int = 1  # engine: its processes that join a collective of weights
+    kv_tokens: int = 0  # engine: capacity of its KV cache; 0 = unknown
+    speed: float = 1.0  # engine: relative to others of the same capacity
 
 
 class Welcome(Message):
@@ -217,6 +219,7 @@ class Prefilled(Message):
     num_prefill_tokens: int
     queue_s: float = 0.0
     prefill_s: float = 0.0
+    kv_used_tokens: int = 0  # of the engine's KV cache, by all its trajectories
 
 
 class Generated(Message):
@@ -230,6 +233,7 @@ class Generated(Message):
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    kv_used_tokens: int = 0  # of the engine's KV cache, by all its trajectories
 
 
 # --- weights ---------------------------------------------------------------------------------

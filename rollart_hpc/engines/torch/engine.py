@@ -72,6 +72,14 @@ class TorchEngine:
         self._suspended = False
         self.num_decoding = self.num_running = 0
 
+    @property
+    def kv_tokens(self) -> int:
+        return self.rows.num_tokens
+
+    @property
+    def kv_used_tokens(self) -> int:
+        return self.rows.num_used_tokens
+
     # --- requests ------------------------------------------------------------------------------
 
     def add(self, request: Request) -> bool:

@@ -38,10 +38,13 @@ class StepCounter:
 
     def __init__(self, counters: Counters, moved: threading.Event) -> None:
         self._counters, self._moved = counters, moved
+        self.kv_usage = 0.0  # of the cache, by requests that run; what is kept for later turns counts as free
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
+        if scheduler_stats is not None:
+            self.kv_usage = scheduler_stats.kv_cache_usage
         if iteration_stats is not None:
             self._counters.num_forwards += 1
             self._counters.num_decode_tokens += iteration_stats.num_generation_tokens
@@ -58,13 +61,19 @@ class VllmCore:
         self._aborted: set[asyncio.Task[None]] = set()  # that have not told vLLM yet
         self._names: dict[int, str] = {}  # vLLM's own, of those it has taken
         self._llm: Any = AsyncLLM.from_engine_args(engine_args(setup))
-        self._llm.logger_manager = StepCounter(counters, self._moved)  # its outputs are read from the first request on
+        self._steps = StepCounter(counters, self._moved)
+        self._llm.logger_manager = self._steps  # its outputs are read from the first request on
+        self.kv_tokens = _kv_tokens(self._llm.vllm_config.cache_config)
         self.vocabulary = int(self._llm.model_config.get_vocab_size())
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
         self._thread.start()
         self._call(self._llm.get_supported_tasks())  # which the first requests would ask for all at once
         self.pause()  # until the first install
+
+    @property
+    def kv_used_tokens(self) -> int:
+        return round(self._steps.kv_usage * self.kv_tokens)
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -165,6 +174,11 @@ class VllmCore:
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+def _kv_tokens(config: Any) -> int:
+    """vLLM's own figure, which is right for models with several kinds of attention too; else that of its blocks."""
+    return int(getattr(config, "kv_cache_size_tokens", 0) or (config.num_gpu_blocks or 0) * config.block_size)
 
 
 def engine_args(setup: EngineSetup) -> AsyncEngineArgs:

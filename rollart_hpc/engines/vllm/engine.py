@@ -76,6 +76,14 @@ class VllmEngine:
         self._suspended = False
         self._handed: deque[str] = deque()  # keys of KV made for others
 
+    @property
+    def kv_tokens(self) -> int:
+        return self._core.kv_tokens
+
+    @property
+    def kv_used_tokens(self) -> int:
+        return self._core.kv_used_tokens
+
     # --- requests ------------------------------------------------------------------------------
 
     def add(self, request: Request) -> bool:

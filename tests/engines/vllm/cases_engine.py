@@ -154,6 +154,19 @@ def test_the_oldest_trajectories_make_room(vllm, ids):
     assert vllm.turn("h0", ids(1, 2)) is None
 
 
+def test_kv_capacity_and_use_are_those_of_vllms_blocks(vllm, ids):
+    engine = vllm.engine
+    assert engine.kv_tokens >= 12 * 160 and engine.kv_tokens % 32 == 0
+    requests = [vllm.turn(f"k{i}", ids(i, 40), LONG) for i in range(2)]
+    most = 0
+    while engine.busy():
+        vllm.step()
+        most = max(most, engine.kv_used_tokens)
+    assert all(request in vllm.done for request in requests)
+    assert 2 * 40 <= most < engine.kv_tokens
+    assert engine.kv_used_tokens == 0  # what is kept for later turns may be overwritten
+
+
 def test_weights_of_the_node_are_mapped_and_others_go_through_shared_memory(vllm, wide, ids, scratch):
     store = NodeStore(scratch / "node store", "node")
     store.write(WeightsId(3, 2), wide.named(2), bucket_bytes=4096)
