@@ -1,7 +1,8 @@
 # make quickstart   install into .venv and train two tasks on this machine
 # make test         install what tests need, lint, run all tests
 # make docs         regenerate docs/config.md and the table of modes in docs/runs.md
-# make acceptance   long trainings; writes figures into docs/results
+# make acceptance   long trainings and benchmarks; writes figures into docs/results
+# make acceptance-hub, acceptance-ray, ...   one page of docs/results; parts are listed in tests/acceptance/run.py
 # Variables: PYTHON (python3), VENV (.venv), TORCH_INDEX (where CPU builds of torch are).
 
 VENV ?= .venv
@@ -40,6 +41,9 @@ docs: install
 
 acceptance: install-dev
 	$(BIN)/python tests/acceptance/run.py
+
+acceptance-%: install-dev
+	$(BIN)/python tests/acceptance/run.py $*
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

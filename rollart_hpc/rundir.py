@@ -3,7 +3,8 @@
     RUN_DIR/
       run.json                     id and birth of the run
       config.yaml  site.yaml       resolved configuration: config.yaml is all that roles read
-      model/                       base model
+      model/  base_model.log       base model, and how it was made
+      preloaded.log                the process that roles with torch are forked from
       keys/attempt_N/              CURVE keys
       attempts/attempt_N/          controller.json, trainer_rendezvous.json, logs/NAME.log, trace/NAME.jsonl
       latest -> attempts/attempt_N
@@ -15,6 +16,7 @@
       trace.json  report.html  tensorboard/
       cache/                       what backends compile
 
+Inside keys and checkpoints, file names belong to whoever writes them: `wire.keys`, `roles.checkpoints`, the trainer.
 Weights in shared memory lie outside: `RunDir.store_root`.
 """
 
@@ -96,6 +98,18 @@ class RunDir:
     def job_logs(self) -> Path:
         return self.path / "slurm"
 
+    def job_log(self, name: str) -> Path:
+        return self.job_logs / f"{name}.log"
+
+    @property
+    def base_model_log(self) -> Path:
+        return self.path / "base_model.log"
+
+    @property
+    def preloaded_log(self) -> Path:
+        """Of the process that roles with torch are forked from."""
+        return self.path / "preloaded.log"
+
     @property
     def cluster(self) -> Path:
         return self.path / "cluster.json"
@@ -156,7 +170,7 @@ class RunDir:
         return self.attempt_dir(attempt) / "trace"
 
     def trace_part(self, attempt: int, name: str) -> Path:
-        return self.traces(attempt) / f"{name}.jsonl"
+        return trace_file(self.traces(attempt), name)
 
     def keys(self, attempt: int) -> Path:
         return self.path / "keys" / f"attempt_{attempt}"
@@ -259,6 +273,11 @@ def _numbers(directory: Path, pattern: str) -> list[int]:
         return []
     matches = (re.fullmatch(pattern, name) for name in names)
     return sorted(int(m[1]) for m in matches if m)
+
+
+def trace_file(directory: Path, name: str) -> Path:
+    """The trace of one process, in the trace directory of an attempt."""
+    return directory / f"{name}.jsonl"
 
 
 def shared_memory() -> Path:

@@ -25,6 +25,7 @@ from rollart_hpc.bench.pairs import Pairs, check_model
 from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.extras import TRAIN, Need, need
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Frame, WeightsId
 from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.wakeup import Wakeup
@@ -198,14 +199,14 @@ def _tiny(root: Path, kind: str, say: Say) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SiteError(f"the tiny model could not be made: {done.stderr.strip()[-2000:]}", "give one with --model")
-    return root / "run" / "model"
+    return RunDir(root / "run").model
 
 
 def _endless(model: Path, target: Path) -> Path:
     """The same model without an end of turn."""
     target.mkdir()
     for path in model.iterdir():
-        if path.name not in ("config.json", "generation_config.json"):
+        if path.name not in ("config.json", "generation_config.json", "tokenizer_config.json"):
             (target / path.name).symlink_to(path.resolve())
     content = json.loads((model / "config.json").read_text())
     content["eos_token_id"] = None

@@ -1,177 +1,243 @@
-"""Load for a controller: workers that do nothing but talk. Owns their sockets; needs no engine and no environment.
+"""Load for a controller: workers that talk and do nothing else. Owns who they are and what is measured.
 
-    python -m rollart_hpc.bench.load RUN_DIR ADDRESS SLOTS SECONDS
+    python -m rollart_hpc.bench.load PLAN        # a `Plan` as JSON; prints a `Told` as JSON
 
-One thread plays env workers (a socket for up to 256 slots, as a real worker has), two engines that answer at once, and
-a trainer that publishes a version and never trains. First all slots ask for their next turn as soon as they have an
-answer (the saturated phase), then at half the rate reached (the paced phase). Prints a line of JSON.
+One thread serves all of them (`load_sockets`, `load_roles`). First every slot asks for its next turn as soon as it has
+an answer (the saturated window), then turns begin at half the rate reached (the paced window). A window lasts as long
+as asked for, and longer if need be: until every engine has installed `INSTALLS` versions.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import zmq
+import msgspec
 
-from rollart_hpc import __version__
+from rollart_hpc.bench.load_roles import Counts, Engines, Environments, Later, Relays, Rewards, Trainer
+from rollart_hpc.bench.load_sockets import Answer, Seat, Sockets, Worker
+from rollart_hpc.errors import SiteError
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire import messages as ms
-from rollart_hpc.wire.hub import identity_of
-from rollart_hpc.wire.keys import ClientKeys, load_client
+from rollart_hpc.wire.keys import load_client
 
-SLOTS_PER_SOCKET = 256
-PROMPT_BYTES, ANSWER_TOKENS = 1024, 64
-_PROMPT = bytes(PROMPT_BYTES)
-_ANSWER = [bytes(4 * ANSWER_TOKENS)] * 3  # ids, log-probs, versions
-START_S = 60.0
-
-
-class Worker:
-    """A DEALER under the name of a worker. No thread of its own: it never falls silent while it works."""
-
-    def __init__(self, context: zmq.Context[Any], address: str, keys: ClientKeys, name: str, capacity: int) -> None:
-        self.name, self.role = name, name.partition("-")[0]
-        self.socket = context.socket(zmq.DEALER)
-        self.socket.identity = identity_of(name, "1")
-        self.socket.curve_publickey, self.socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
-        self.socket.curve_serverkey = keys.server_public.encode()
-        self.socket.sndhwm = self.socket.rcvhwm = 20_000
-        self.socket.linger = 0
-        self.socket.connect(address)
-        pool = "compute" if self.role == "engine" else ""
-        version = 0 if self.role == "trainer" else -1
-        self.send(ms.Hello(self.role, name, "load", pool, capacity, __version__, 1, "1", 0, version))
-
-    def send(self, message: ms.Message, *frames: bytes) -> None:
-        self.socket.send_multipart([ms.encode(message), *frames], copy=False)
-
-    def receive(self) -> Iterator[ms.AnyMessage]:
-        while True:
-            try:
-                parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            yield ms.decode(parts[0].buffer)
+SLOTS_PER_ENV, SLOTS_PER_REWARD, ENGINES_PER_NODE = 256, 64, 8
+INSTALLS = 5  # of each engine in each window, at least
+LIMIT_S = 60.0  # for what should take seconds
+TRAINER_NODE = "trainer"
+WAIT_S, PACED_WAIT_S = 0.02, 0.001
 
 
-@dataclass
-class Slots:
-    """Turns under way and their times. `rate` limits how many begin per second; 0: as many as answers come."""
+class Plan(msgspec.Struct):
+    run_dir: str
+    address: str
+    controller: int  # its pid
+    engines: int
+    slots: int
+    seconds: float
 
-    owners: dict[str, Worker] = field(default_factory=dict)
-    issues: dict[str, int] = field(default_factory=dict)
-    turns: dict[str, int] = field(default_factory=dict)
-    asked_s: dict[str, float] = field(default_factory=dict)
-    idle: deque[str] = field(default_factory=deque)
-    latencies_s: list[float] = field(default_factory=list)
-    rate: float = 0.0
-    _next_s: float = 0.0
 
-    def begin(self, worker: Worker, play: ms.Play) -> None:
-        self.owners[play.trajectory] = worker
-        self.issues[play.trajectory] = play.issue
-        self.turns[play.trajectory] = -1
-        self.idle.append(play.trajectory)
+class Cpu(msgspec.Struct):
+    """User and system time, in seconds per second or microseconds per turn."""
 
-    def answered(self, trajectory: str) -> None:
-        self.latencies_s.append(time.monotonic() - self.asked_s[trajectory])
-        self.idle.append(trajectory)
+    share: float  # of all threads
+    main_share: float  # of the thread that runs Python
+    us_per_turn: float
 
-    def ask(self) -> None:
-        now = time.monotonic()
-        self._next_s = max(self._next_s, now - 0.1)
-        while self.idle and (not self.rate or self._next_s <= now):
-            self._next_s += 1 / self.rate if self.rate else 0.0
-            trajectory = self.idle.popleft()
-            self.turns[trajectory] += 1
-            self.asked_s[trajectory] = time.monotonic()
-            issue, turn = self.issues[trajectory], self.turns[trajectory]
-            wanted = ms.TurnWanted(trajectory, issue, turn, 0, 0, PROMPT_BYTES // 4, ANSWER_TOKENS, True)
-            self.owners[trajectory].send(wanted, _PROMPT)
+
+class Window(msgspec.Struct):
+    seconds: float
+    turns_per_s: float
+    p50_ms: float
+    p99_ms: float
+    controller: Cpu
+    load: Cpu
+    fewest_turns: int  # of one engine
+    most_turns: int
+    fewest_installs: int  # of one engine
+    installs: int
+    versions: int  # committed
+    groups: int  # trained
+    scores: int
+    cancelled: int  # trajectories
+    busy: float  # mean share of the slots that hold a trajectory
+
+
+class Told(msgspec.Struct):
+    workers: int
+    register_s: float
+    saturated: Window
+    paced: Window
+
+
+def seats_of(engines: int, slots: int) -> list[Seat]:
+    """Everybody: 8 engines and a relay a node, an env worker for up to 256 slots, a reward worker for up to 64."""
+    sizes = [min(SLOTS_PER_ENV, slots - start) for start in range(0, slots, SLOTS_PER_ENV)]
+    num_nodes = -(-engines // ENGINES_PER_NODE)
+    credit = max(SLOTS_PER_ENV, 2 * -(-slots // engines))
+    return [
+        *(Seat("relay", f"relay-{i}", f"node-{i}", 1) for i in range(num_nodes)),
+        Seat("relay", "relay-trainer", TRAINER_NODE, 1),
+        *(Seat("engine", f"engine-{i}", f"node-{i // ENGINES_PER_NODE}", credit, "compute") for i in range(engines)),
+        *(Seat("env", f"env-{i}", "cpu", size) for i, size in enumerate(sizes)),
+        *(Seat("reward", f"reward-{i}", "cpu", SLOTS_PER_REWARD) for i in range(-(-slots // SLOTS_PER_REWARD))),
+        Seat("trainer", "trainer", TRAINER_NODE, 1, version=0),
+    ]
 
 
 class Load:
-    def __init__(self, run: RunDir, address: str, num_slots: int) -> None:
-        context: zmq.Context[Any] = zmq.Context()
-        keys = load_client(run.keys(1))
-        sizes = [min(SLOTS_PER_SOCKET, num_slots - start) for start in range(0, num_slots, SLOTS_PER_SOCKET)]
-        crew = [("engine-0", num_slots), ("engine-1", num_slots), ("trainer-0", 1)]
-        crew += [(f"env-{i}", size) for i, size in enumerate(sizes)]
-        self.num_sockets = len(crew)
-        self.slots = Slots()
-        self._poller = zmq.Poller()
-        self._workers: dict[Any, Worker] = {}
-        for name, capacity in crew:
-            worker = Worker(context, address, keys, name, capacity)
-            self._workers[worker.socket] = worker
-            self._poller.register(worker.socket, zmq.POLLIN)
-        self._beaten_s = 0.0
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.counts = Counts()
+        self.sockets = Sockets(plan.address, load_client(RunDir(plan.run_dir).keys(1)))
+        self.envs = Environments(self.counts, plan.slots)
+        self.trainer = Trainer(self.counts)
+        self._later = Later(plan.seconds)
+        self._answers: dict[str, Answer] = {
+            "env": self.envs.answer, "engine": Engines(self.counts, self._later).answer,
+            "trainer": self.trainer.answer, "relay": Relays(self._later).answer,
+            "reward": Rewards(self.counts).answer,
+        }  # fmt: skip
+        self._unwelcome: set[str] = set()
+        self._heartbeat_s = 1.0
 
-    def drive(self, until_s: float, is_over: Any = lambda: False) -> None:
-        while (now := time.monotonic()) < until_s and not is_over():
-            if now - self._beaten_s > 1.0:
-                self._beaten_s = now
-                for worker in self._workers.values():
-                    worker.send(ms.Heartbeat(now))
-            for socket, _ in self._poller.poll(1 if self.slots.rate else 20):
-                worker = self._workers[socket]
-                for message in worker.receive():
-                    self._take(worker, message)
-            self.slots.ask()
+    def register(self) -> float:
+        """Connect everybody; seconds from the first connect to the last Welcome."""
+        began_s = time.monotonic()
+        seats = seats_of(self.plan.engines, self.plan.slots)
+        self._unwelcome = {seat.name for seat in seats}
+        self.sockets.connect(seats, self._welcomed)
+        self.drive(lambda: not self._unwelcome, "every worker was welcome")
+        took_s = time.monotonic() - began_s
+        for worker in self.sockets.workers:
+            worker.answer = self._answers[worker.seat.role]
+        self.sockets.beat_every(self._heartbeat_s)
+        trainer = self.sockets.workers[-1]
+        self.trainer.begin(trainer)
+        trainer.read()
+        return took_s
 
-    def _take(self, worker: Worker, message: ms.AnyMessage) -> None:
-        match message:
-            case ms.Generated():
-                self.slots.answered(message.trajectory)
-            case ms.Generate():
-                done = ms.Generated(message.request, message.trajectory, "stop", PROMPT_BYTES // 4, ANSWER_TOKENS)
-                worker.send(done, *_ANSWER)
-            case ms.Play():
-                self.slots.begin(worker, message)
-            case ms.TransferOffer():
-                worker.send(ms.TransferReady(message.epoch, "127.0.0.1", 1))
-            case ms.TransferJoin():
-                worker.send(ms.Installed(message.attempt, message.version, 0, 0.0, 0.0))
-            case ms.Welcome() if worker.role == "trainer":
-                worker.send(ms.Published(1, 0, 0, 0.0))
-                worker.send(ms.BatchWanted(0))
+    def _welcomed(self, worker: Worker, message: ms.AnyMessage) -> None:
+        if isinstance(message, ms.Refused):
+            raise SiteError(f"{worker.seat.name} was refused: {message.reason}")
+        if isinstance(message, ms.Welcome):
+            self._unwelcome.discard(worker.seat.name)
+            self._heartbeat_s = message.heartbeat_s
+
+    def drive(self, is_over: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
+        end_s = time.monotonic() + limit_s
+        while not is_over():
+            self.sockets.serve(PACED_WAIT_S if self.envs.rate else WAIT_S)
+            self.envs.ask_due()
+            self._later.send_due()
+            if time.monotonic() > end_s:
+                raise SiteError(f"waited {limit_s:g} s until {what}", "look for the reason in the controller's log")
+
+    def warm_up(self) -> None:
+        """Until all slots are busy, every engine has weights and the first step is trained."""
+        plan, counts = self.plan, self.counts
+        self.drive(lambda: len(self.envs.slots) == plan.slots, "all slots were busy")
+        self.drive(lambda: len(counts.installs) == plan.engines, "every engine had weights")
+        self.drive(lambda: counts.commits > 0 and len(counts.latencies_s) > 2 * plan.slots, "a step was trained")
+
+    def pace(self, turns_per_s: float) -> None:
+        """From now on turns begin at this rate, after those that are under way."""
+        self.envs.pace(turns_per_s)
+        self.drive(lambda: self.envs.num_idle > self.plan.slots // 2, "the turns under way were answered")
+
+    def measure(self) -> Window:
+        """A window from now on."""
+        self.counts.clear()
+        busy: list[int] = []
+        began_s, controller, load = time.monotonic(), CpuClock(self.plan.controller), CpuClock(os.getpid())
+
+        def is_over() -> bool:
+            busy.append(len(self.envs.slots))
+            return time.monotonic() >= began_s + self.plan.seconds and self._all_installed()
+
+        self.drive(is_over, f"every engine had installed {INSTALLS} versions", self.plan.seconds + LIMIT_S)
+        took_s, turns = time.monotonic() - began_s, len(self.counts.latencies_s)
+        share = sum(busy) / len(busy) / self.plan.slots
+        return window_of(self.counts, self._served(), took_s, controller.cpu(turns), load.cpu(turns), share)
+
+    def _all_installed(self) -> bool:
+        installs = self.counts.installs
+        return len(installs) == self.plan.engines and min(installs.values()) >= INSTALLS
+
+    def _served(self) -> list[int]:
+        """Turns of each engine."""
+        served = [
+            self.counts.turns[worker.seat.name] for worker in self.sockets.workers if worker.seat.role == "engine"
+        ]
+        if not min(served):
+            what = f"{served.count(0)} of {len(served)} engines served no turn, others up to {max(served)}"
+            raise SiteError(what, "measure more --slots or more --seconds; else the core routes badly")
+        return served
 
 
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / 100
+def window_of(counts: Counts, served: list[int], took_s: float, controller: Cpu, load: Cpu, busy: float) -> Window:
+    latencies = sorted(counts.latencies_s)
+    return Window(
+        seconds=took_s,
+        turns_per_s=len(latencies) / took_s,
+        p50_ms=1000 * latencies[len(latencies) // 2],
+        p99_ms=1000 * latencies[int(0.99 * (len(latencies) - 1))],
+        controller=controller,
+        load=load,
+        fewest_turns=min(served),
+        most_turns=max(served),
+        fewest_installs=min(counts.installs.values()),
+        installs=counts.installs.total(),
+        versions=counts.commits,
+        groups=counts.groups,
+        scores=counts.scores,
+        cancelled=counts.cancelled,
+        busy=busy,
+    )
 
 
-def measure(load: Load, controller: int, seconds: float) -> dict[str, float]:
-    """Turns per second, their 99th percentile, and what they cost the controller."""
-    load.slots.latencies_s.clear()
-    began_s, began_cpu_s = time.monotonic(), cpu_s(controller)
-    load.drive(began_s + seconds)
-    took_s, took_cpu_s = time.monotonic() - began_s, cpu_s(controller) - began_cpu_s
-    latencies = sorted(load.slots.latencies_s)
-    num = max(len(latencies), 1)
-    p99_s = latencies[int(0.99 * (num - 1))] if latencies else float("nan")
-    return {"turns_per_s": num / took_s, "p99_ms": 1000 * p99_s, "cpu_us_per_turn": 1e6 * took_cpu_s / num}
+class CpuClock:
+    """What a process uses from now on."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._began_s, self._before = time.monotonic(), self._read()
+
+    def cpu(self, turns: int) -> Cpu:
+        took_s = time.monotonic() - self._began_s
+        process_s, main_s = (now - before for now, before in zip(self._read(), self._before, strict=True))
+        return Cpu(process_s / took_s, main_s / took_s, 1e6 * process_s / turns)
+
+    def _read(self) -> tuple[float, float]:
+        return _cpu_s(Path(f"/proc/{self._pid}/stat")), _cpu_s(Path(f"/proc/{self._pid}/task/{self._pid}/stat"))
 
 
-def main(run_dir: str, address: str, slots: str, seconds: str, controller: str) -> None:
-    load = Load(RunDir(run_dir), address, int(slots))
-    load.drive(time.monotonic() + START_S, lambda: len(load.slots.owners) == int(slots))
-    assert len(load.slots.owners) == int(slots), f"{len(load.slots.owners)} of {slots} slots were given work"
-    load.drive(time.monotonic() + START_S, lambda: len(load.slots.latencies_s) >= 2 * int(slots))  # all are under way
-    saturated = measure(load, int(controller), float(seconds))
-    load.slots.rate = saturated["turns_per_s"] / 2
-    load.drive(time.monotonic() + 1.0)
-    paced = measure(load, int(controller), float(seconds))
-    print(json.dumps({"sockets": load.num_sockets, "saturated": saturated, "paced": paced}))
+def _cpu_s(stat: Path) -> float:
+    fields = stat.read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def run(plan: Plan) -> Told:
+    load = Load(plan)
+    register_s = load.register()
+    load.warm_up()
+    saturated = load.measure()
+    load.pace(saturated.turns_per_s / 2)
+    return Told(len(load.sockets.workers), register_s, saturated, load.measure())
+
+
+def main(plan: str) -> int:
+    try:
+        told = run(msgspec.json.decode(plan, type=Plan))
+    except SiteError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(msgspec.json.encode(told).decode())
+    return 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(sys.argv[1]))

@@ -21,6 +21,7 @@ import msgspec
 from rollart_hpc.config.modes import Mode
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.observe import metrics
+from rollart_hpc.rundir import RunDir
 
 RUN = "bench-modes"
 
@@ -94,7 +95,7 @@ def _make_model(root: Path, say: Callable[[str], None]) -> Path:
     """A run of no steps: it makes the base model that all others begin from."""
     say("  making the base model once for all runs")
     _run(root / "model-maker", ["steps=0", "validation.plays=0"])
-    return root / "model-maker" / "model"
+    return RunDir(root / "model-maker").model
 
 
 def _latency(mean_s: float, std_s: float) -> list[str]:
@@ -106,7 +107,7 @@ def _latency(mean_s: float, std_s: float) -> list[str]:
 
 
 def _step_s(run_dir: Path) -> float:
-    times = [line["time_s"] for line in metrics.of_kind(metrics.read(run_dir / "metrics.jsonl"), "step")]
+    times = [line["time_s"] for line in metrics.of_kind(metrics.read(RunDir(run_dir).metrics), "step")]
     return float((times[-1] - times[0]) / (len(times) - 1))
 
 

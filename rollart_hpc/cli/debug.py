@@ -51,7 +51,7 @@ def debug(args: argparse.Namespace) -> int:
 
 def _sit(run: RunDir, held_by: record.HeldBy) -> int:
     plan, allocation = current_allocation(run)
-    log = run.job_logs / "debug.log"
+    log = run.job_log("debug")
     with supervised(supervisor_command(run, held_by), log, _say):
         Prompt(run, plan, allocation, log).sit()
     return 0

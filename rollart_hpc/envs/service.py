@@ -147,7 +147,7 @@ class Service:
         if happened.done:
             self._end(trajectory, happened)
         elif trajectory.room >= 1:
-            wanted, ids = trajectory.wanted(happened.seconds)
+            wanted, ids = trajectory.wanted()
             self._link.send(wanted, ids)
         elif is_reset:
             self._fail(trajectory, f"the first prompt leaves no room below max_tokens = {trajectory.task.max_tokens}")

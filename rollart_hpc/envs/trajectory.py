@@ -68,7 +68,7 @@ class EnvTrajectory:
         left = self.task.max_tokens - self._prefix.num_tokens - len(self._new)
         return min(self.task.max_response_tokens, left)
 
-    def wanted(self, env_s: float = 0.0, *, resend: bool = False) -> tuple[TurnWanted, Frame]:
+    def wanted(self, *, resend: bool = False) -> tuple[TurnWanted, Frame]:
         """The request for the coming turn; with `resend` the present one again, with all tokens."""
         # The engine that prefills a split turn never saw the last answer: it has no prefix to build on.
         full = resend or self.task.split or not self._prefix.num_tokens
@@ -85,7 +85,6 @@ class EnvTrajectory:
             num_new_tokens=len(ids),
             max_new_tokens=self.room,
             full=full,
-            env_s=env_s,
         )
         return message, ids.data.cast("B")
 

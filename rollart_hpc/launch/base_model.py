@@ -42,7 +42,7 @@ def prepare_model(run: RunDir, config: RunConfig, say: Say, preloaded: Preloaded
 
 
 def _make_tiny(run: RunDir, say: Say, preloaded: Preloaded | None) -> None:
-    log = run.path / "base_model.log"
+    log = run.base_model_log
     with disk_errors(log):
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, FILE_MODE)
     try:

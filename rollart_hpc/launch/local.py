@@ -48,7 +48,7 @@ def resume_run(run: RunDir, screen: Screen) -> Outcome:
 def _carry_out(run: RunDir, config: RunConfig, screen: Screen) -> Outcome:
     write_ownership(run, run.last_attempt(), ())  # from now on this process answers for the run
     roles = preloaded_roles(config)
-    preloaded = Preloaded(run.path / "preloaded.log", preloaded_kinds(config)) if roles else None
+    preloaded = Preloaded(run.preloaded_log, preloaded_kinds(config)) if roles else None
     try:
         _prepare(run, config, screen, preloaded)
         return Supervisor(run, config, make_plan(config), screen, LocalPlace(preloaded, roles)).supervise()

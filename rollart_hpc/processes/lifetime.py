@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import select
 import signal
 import sys
@@ -26,6 +27,15 @@ def stay_offline() -> None:
     """Before anything heavy is imported. What the user set stands."""
     for name, value in OFFLINE.items():
         os.environ.setdefault(name, value)
+
+
+def raise_file_limit() -> int:
+    """Allow as many open files as the system lets this process have; returns how many. Each connection is one, and the
+    soft limit of many systems is 1,024: fewer than a large run has workers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
 def stay_if_told() -> bool:

@@ -23,6 +23,7 @@ from rollart_hpc.files import write_json
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
 from rollart_hpc.flow.policy import policy_of
+from rollart_hpc.processes.lifetime import raise_file_limit
 from rollart_hpc.roles import checkpoints
 from rollart_hpc.roles.journal import Journal
 from rollart_hpc.roles.payloads import TRANSCRIPT, Payloads, chunk_frames
@@ -269,6 +270,7 @@ def _announce(start: Start, controller: Controller) -> None:
 
 
 def main(start: Start) -> int:
+    raise_file_limit()
     controller = Controller(start)
     _announce(start, controller)
     return controller.run()

@@ -39,7 +39,7 @@ def _run(start: Start, world: MpiWorld | None) -> None:
     host = data_address(start)
     store = NodeStore(start.run.store_root, start.node)
     store.claim(start.incarnation)
-    link = connect(start, address=host)
+    link = connect(start)
     with Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
         relay = Relay(store, host, start.config.weights.deadline_s, link.send, tracer, world)
         try:

@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
 from rollart_hpc import __version__
@@ -186,8 +186,8 @@ def data_address(start: Start) -> str:
     return address_facing(controller.hostname or "", controller.port or 0)
 
 
-def connect(start: Start, *, capacity: int = 0, **hello: Any) -> Link:
-    """Say Hello to the controller and wait for its Welcome. `hello`: further fields of `messages.Hello`."""
+def connect(start: Start, *, capacity: int = 0, version: int = -1, num_ranks: int = 1) -> Link:
+    """Say Hello to the controller and wait for its Welcome."""
     from rollart_hpc.wire import keys
     from rollart_hpc.wire.link import Link
     from rollart_hpc.wire.messages import Hello, Warned
@@ -202,7 +202,8 @@ def connect(start: Start, *, capacity: int = 0, **hello: Any) -> Link:
         attempt=start.attempt,
         incarnation=start.incarnation,
         pid=os.getpid(),
-        **hello,
+        version=version,
+        num_ranks=num_ranks,
     )
     link = Link(find_address(start), keys.load_client(start.run.keys(start.attempt)), message)
     if start.stays and threading.current_thread() is threading.main_thread():

@@ -50,6 +50,18 @@ log = logging.getLogger(__name__)
 
 Received = tuple[AnyMessage, list[Frame]]
 
+CLOCK_BEATS = 10  # of a link that is busy: one heartbeat in the time of so many
+
+
+def beat_due_s(every_s: float, beaten_s: float, sent_s: float, heard_s: float) -> float:
+    """When the next heartbeat is due, after the last one, the last message sent and the last one heard.
+
+    Any message is a sign of life: a heartbeat is due only if nothing was sent for its time, or nothing was heard. One
+    in a while goes out in any case, for its answer tells the controller's clock.
+    """
+    silent_s = min(sent_s, max(heard_s, beaten_s))
+    return min(silent_s + every_s, beaten_s + CLOCK_BEATS * every_s)
+
 
 class LinkClosed(SiteError):
     """The controller is gone or does not want us: the process has to end."""
@@ -70,6 +82,7 @@ class Link:
         self._bye: Bye | None = None
         self._last_failure = "no answer"
         self._heartbeat_s = 1.0
+        self._sent_s = 0.0
         self._silence_s = float("inf")  # until Welcome tells
         self._connected = False
         self._hello_waits = True  # sent, not yet answered
@@ -123,9 +136,9 @@ class Link:
         self._outbox.append([messages.encode(message), *frames])
         self._outgoing.set()
 
-    def update_hello(self, *, version: int, digest: str) -> None:
+    def update_hello(self, *, version: int) -> None:
         """From any thread: what is said the next time this process has to join again."""
-        self._hello = msgspec.structs.replace(self._hello, version=version, digest=digest)
+        self._hello = msgspec.structs.replace(self._hello, version=version)
 
     def recv(self, timeout_s: float | None = None) -> Received | None:
         """The next message, or None after `timeout_s` (None: wait for ever). Raises LinkClosed at the end."""
@@ -193,9 +206,10 @@ class Link:
         poller.register(self._outgoing.fd, zmq.POLLIN)
         poller.register(monitor, zmq.POLLIN)
         poller.register(self._dealer, zmq.POLLIN)
-        heard_s = beaten_s = woken_s = time.monotonic()
+        heard_s = beaten_s = woken_s = self._sent_s = time.monotonic()
         while self._bye is None and self.closed_reason is None:
-            due_s = min(beaten_s + self._heartbeat_s, heard_s + self._silence_s)
+            beat_s = beat_due_s(self._heartbeat_s, beaten_s, self._sent_s, heard_s)
+            due_s = min(beat_s, heard_s + self._silence_s)
             wait_s = max(0.0, due_s - time.monotonic())
             ready = dict(poller.poll(int(wait_s * 1000) + 1))
             now = time.monotonic()
@@ -208,8 +222,8 @@ class Link:
                 self._read_monitor(monitor)
             if self._dealer in ready and self._read_all():
                 heard_s = now
-            if now - beaten_s >= self._heartbeat_s:
-                beaten_s = now
+            if now >= beat_due_s(self._heartbeat_s, beaten_s, self._sent_s, heard_s):
+                beaten_s = self._sent_s = now
                 if self._welcomed.is_set():
                     self._put([messages.encode(Heartbeat(now))])
             blocked = not self._flush()
@@ -225,6 +239,7 @@ class Link:
             send_parts(self._dealer, parts)
         except zmq.Again:
             return False
+        self._sent_s = time.monotonic()
         return True
 
     def _flush(self) -> bool:

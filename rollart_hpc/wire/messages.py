@@ -43,8 +43,6 @@ class Hello(Message):
     incarnation: str  # differs for every process start
     pid: int
     version: int = -1  # trainer: policy_version loaded; -1 = none
-    digest: str = ""  # trainer: digest of the weights loaded
-    address: str = ""  # host to reach this process's data plane
     num_ranks: int = 1  # engine: its processes that join a collective of weights
     kv_tokens: int = 0  # engine: capacity of its KV cache; 0 = unknown
     speed: float = 1.0  # engine: relative to others of the same capacity
@@ -151,7 +149,6 @@ class TurnWanted(Message):
     num_new_tokens: int
     max_new_tokens: int
     full: bool
-    env_s: float = 0.0  # how long the environment took for this turn
 
 
 class Resend(Message):

@@ -34,7 +34,7 @@ def test_an_answer_whose_arrays_do_not_fit_is_refused(bad):
 
 def test_what_a_failure_says_reaches_the_core():
     ended = ms.Ended("t", 1, "env_error", "RuntimeError: my bug", 2, 0, [])
-    assert event_of("env-0", ended, []) == ev.Ended("t", 1, "env_error", 2, 0, "RuntimeError: my bug")
+    assert event_of("env-0", ended, []) == ev.Ended("t", 1, "env_error", 2, "RuntimeError: my bug")
     assert event_of("reward-0", ms.ScoreFailed("t", 1, "why"), []) == ev.ScoreFailed("t", 1, "reward-0", "why")
 
 

@@ -59,7 +59,7 @@ class Cluster:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
         self.processes[name] = subprocess.Popen(command, env=environment)
         joined = self.controller.event()
-        assert isinstance(joined, Joined) and joined.hello.role == "relay" and joined.hello.address == "127.0.0.1"
+        assert isinstance(joined, Joined) and joined.hello.role == "relay"
 
     def store(self, node: str) -> NodeStore:
         return NodeStore(self.run.store_root, node)

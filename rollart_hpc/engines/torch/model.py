@@ -1,11 +1,10 @@
-"""A transformers causal LM as the engine uses it: architecture, end-of-turn ids, weights by name.
+"""A transformers causal LM as the engine uses it: architecture, weights by name.
 
 Owns loading and installing; knows nothing of requests. Weights always come from `install`, never from the directory.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -34,16 +33,6 @@ def load_architecture(directory: Path, device: torch.device, dtype: torch.dtype)
         raise UserError(f"engine torch can't run {type(model).__name__}: it has {what}", "use another engine or model")
     model.tie_weights()
     return model.eval().requires_grad_(False)
-
-
-def end_ids(directory: Path) -> list[int]:
-    """Ids that end a turn: from the generation config, else the model's config."""
-    for name in ("generation_config.json", "config.json"):
-        path = directory / name
-        found = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
-        if found is not None:
-            return [found] if isinstance(found, int) else list(found)
-    return []
 
 
 class Weights:

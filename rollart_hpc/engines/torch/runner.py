@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.engines.torch.attention import AttentionPlan, Ints
 from rollart_hpc.engines.torch.kv import KvCache, KvShape
-from rollart_hpc.engines.torch.model import Weights, end_ids, load_architecture
+from rollart_hpc.engines.torch.model import Weights, load_architecture
 from rollart_hpc.engines.torch.sampling import sample
 from rollart_hpc.errors import SiteError
+from rollart_hpc.model_files import end_ids
 
 
 class Runner:
@@ -30,7 +31,7 @@ class Runner:
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self.model: Any = load_architecture(model_dir, self.device, self.dtype)
         self.is_end = np.zeros(self.model.config.vocab_size, np.bool_)
-        self.is_end[end_ids(model_dir)] = True
+        self.is_end[[token for token in end_ids(model_dir) if token < len(self.is_end)]] = True
         self._weights = Weights(self.model)
         self._generator = torch.Generator(self.device).manual_seed(seed)
 

@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 
 from rollart_hpc.engines.contract import Counters, EngineSetup, Finished, Request
-from rollart_hpc.engines.torch.model import end_ids
 from rollart_hpc.engines.vllm.handles import Handle, remove_kv, usable_params
 from rollart_hpc.engines.vllm.settings import prefill_params, set_environment
 from rollart_hpc.engines.vllm.updates import from_collective, from_store
+from rollart_hpc.model_files import end_ids
 from rollart_hpc.types import TokenRecord, WeightsId
 from rollart_hpc.weights.direct import DirectTarget
 from rollart_hpc.weights.store import NodeStore, StoredWeights
@@ -69,7 +69,7 @@ class VllmEngine:
         self._max_len = setup.max_len
         self._max_held = max(setup.config.kv_slots, setup.config.max_running)
         self._deterministic = setup.deterministic
-        self._end_ids = end_ids(setup.model)
+        self._end_ids = sorted(end_ids(setup.model))
         self._held: dict[str, NDArray[np.int32]] = {}  # by last use, oldest first
         self._live: dict[int, Live] = {}
         self._ended: list[Finished] = []

@@ -81,7 +81,7 @@ class SlurmPlace:
 
     def warm_up(self, proc: Proc, kind: str, environment: dict[str, str]) -> None:
         """Start the step of a process ahead of time: it imports what a role of this kind needs, then waits."""
-        order = Order(proc, 0, RunDir(self._run_dir).job_logs / f"{proc.name}.log")
+        order = Order(proc, 0, RunDir(self._run_dir).job_log(proc.name))
         command = python("-m", "rollart_hpc.roles.warm", kind)
         self._warm.add(self._step(order, command, self._variables(environment), stdin=subprocess.PIPE))
 

@@ -1,0 +1,134 @@
+"""The sockets of the load: a DEALER for each worker, served by one thread. Owns contexts, polling and heartbeats;
+knows no role.
+
+`zmq.Poller` looks at every socket at every call. Here epoll watches the file descriptor of each socket, so that a
+round costs what is ready. ZeroMQ signals a descriptor once: whoever sends on a socket may take the signal of a message
+that came in meanwhile. So a socket is read until it is empty after each send, too.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from rollart_hpc import __version__
+from rollart_hpc.errors import SiteError
+from rollart_hpc.processes.lifetime import raise_file_limit
+from rollart_hpc.wire import messages as ms
+from rollart_hpc.wire.hub import identity_of
+from rollart_hpc.wire.keys import ClientKeys
+from rollart_hpc.wire.link import CLOCK_BEATS
+from rollart_hpc.wire.parts import receive_parts, send_parts
+
+SOCKETS_PER_CONTEXT = 1000  # a context of ZeroMQ takes 1,023 by default
+FILES_PER_SOCKET = 2  # the connection, and what wakes its reader
+SPARE_FILES = 100
+LOOKS = 4  # at each worker in the time of a heartbeat
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Who a socket speaks for."""
+
+    role: str
+    name: str
+    node: str
+    capacity: int
+    pool: str = ""
+    version: int = -1
+
+
+class Worker:
+    """A DEALER under the name of a worker. `answer` is called with each message."""
+
+    def __init__(self, context: zmq.Context[Any], address: str, keys: ClientKeys, seat: Seat, answer: Answer) -> None:
+        self.seat, self.answer = seat, answer
+        self.unsent = self.unheard = self.unbeaten = 0  # looks of `Sockets` since the last of each
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.identity = identity_of(seat.name, "1")
+        self.socket.curve_publickey, self.socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
+        self.socket.curve_serverkey = keys.server_public.encode()
+        self.socket.sndhwm = self.socket.rcvhwm = 20_000
+        self.socket.linger = 0
+        self.socket.connect(address)
+        hello = seat.role, seat.name, seat.node, seat.pool, seat.capacity, __version__, 1, "1", 0, seat.version
+        self.send(ms.Hello(*hello))
+
+    def send(self, message: ms.Message, *frames: bytes) -> None:
+        self.unsent = 0
+        send_parts(self.socket, (ms.encode(message), *frames))
+
+    def read(self) -> None:
+        """Everything that has arrived, and what arrives while it is answered."""
+        while True:
+            try:
+                parts = receive_parts(self.socket)
+            except zmq.Again:
+                return
+            self.unheard = 0
+            self.answer(self, ms.decode(parts[0]))
+
+    def beat_if_due(self) -> None:
+        """As a real worker's link does: any message is a sign of life."""
+        self.unsent += 1
+        self.unheard += 1
+        self.unbeaten += 1
+        if max(self.unsent, min(self.unheard, self.unbeaten), self.unbeaten // CLOCK_BEATS) > LOOKS:
+            self.unbeaten = 0
+            self.send(ms.Heartbeat(time.monotonic()))
+            self.read()
+
+
+Answer = Callable[[Worker, ms.AnyMessage], None]
+
+
+class Sockets:
+    """All workers of the load."""
+
+    def __init__(self, address: str, keys: ClientKeys) -> None:
+        self.workers: list[Worker] = []
+        self._address, self._keys = address, keys
+        self._contexts: list[zmq.Context[Any]] = []
+        self._epoll = select.epoll()
+        self._by_fd: dict[int, Worker] = {}
+        self._look_s = float("inf")  # when the next worker is looked at
+        self._look_every_s = 0.0
+        self._num_looks = 0
+
+    def connect(self, seats: list[Seat], answer: Answer) -> None:
+        _need_files(FILES_PER_SOCKET * len(seats) + SPARE_FILES)
+        for number, seat in enumerate(seats):
+            if number % SOCKETS_PER_CONTEXT == 0:
+                self._contexts.append(zmq.Context())
+            worker = Worker(self._contexts[-1], self._address, self._keys, seat, answer)
+            self.workers.append(worker)
+            fd = int(worker.socket.getsockopt(zmq.FD))
+            self._by_fd[fd] = worker
+            self._epoll.register(fd, select.EPOLLIN)
+            worker.read()
+
+    def beat_every(self, seconds: float) -> None:
+        """One worker after the other, as processes that know nothing of each other do."""
+        self._look_every_s, self._look_s = seconds / LOOKS / len(self.workers), time.monotonic()
+
+    def serve(self, wait_s: float) -> None:
+        """Read what is there, or what comes within `wait_s`."""
+        for fd, _ in self._epoll.poll(wait_s, len(self._by_fd)):
+            self._by_fd[fd].read()
+        now = time.monotonic()
+        while self._look_s <= now:
+            self._look_s += self._look_every_s
+            self.workers[self._num_looks % len(self.workers)].beat_if_due()
+            self._num_looks += 1
+
+
+def _need_files(num: int) -> None:
+    limit = raise_file_limit()
+    if limit < num:
+        what = f"the load needs {num} open files, the hard limit is {limit}"
+        raise SiteError(what, "raise it (`ulimit -Hn`, or limits.conf), or measure fewer engines and slots")
