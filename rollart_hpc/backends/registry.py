@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from typing import Any, NamedTuple
 
 from rollart_hpc.backends.declaration import Backend, BackendRole
-from rollart_hpc.errors import RollartError, SiteError, UserError
+from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.extras import how_to_install
 
 OURS = "rollart-hpc"
@@ -47,8 +47,23 @@ def kinds(role: BackendRole) -> dict[str, str]:
     return {kind: " and ".join(source.origin for source in found) for kind, found in _sources(role).items()}
 
 
-@cache
 def find(role: BackendRole, kind: str) -> Backend:
+    found = _found(role, kind)
+    if isinstance(found, UserError):
+        raise found
+    return found
+
+
+@cache
+def _found(role: BackendRole, kind: str) -> Backend | UserError:
+    """Read once: what a bad declaration has imported would go unnoticed the second time."""
+    try:
+        return _find(role, kind)
+    except UserError as error:
+        return error
+
+
+def _find(role: BackendRole, kind: str) -> Backend:
     found = _sources(role).get(kind)
     if found is None:
         raise UserError(f"{role}.kind: there is no {role} {kind!r}", f"use one of: {listed(role)}")
@@ -73,7 +88,7 @@ def declared(role: BackendRole) -> list[Backend]:
     for kind in _sources(role):
         try:
             readable.append(find(role, kind))
-        except RollartError:
+        except UserError:
             continue  # whoever asks for this kind is told why
     return readable
 

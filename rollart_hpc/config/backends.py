@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from rollart_hpc.backends.declaration import Backend, BackendRole
 from rollart_hpc.backends.registry import find, kinds_that_can
 from rollart_hpc.config.check import find_problems
-from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.config.schema import EngineConfig, RunConfig, TrainerConfig
 from rollart_hpc.errors import UserError
 
 Options = TypeVar("Options")
@@ -24,7 +24,8 @@ def read_options(schema: type[Options], options: dict[str, Any]) -> Options:
 
 def find_backend_conflicts(config: RunConfig) -> Iterator[str]:
     """Every reason why these kinds can't carry out this run."""
-    for role, section in (("engine", config.engine), ("trainer", config.trainer)):
+    sections: dict[BackendRole, EngineConfig | TrainerConfig] = {"engine": config.engine, "trainer": config.trainer}
+    for role, section in sections.items():
         try:
             backend = find(role, section.kind)
         except UserError as error:
@@ -69,9 +70,10 @@ def _options(backend: Backend, options: dict[str, Any]) -> Iterator[str]:
 def _wanted(config: RunConfig, backend: Backend) -> Iterator[str]:
     """Keys that ask for a capability which the kind lacks."""
     asks = _engine_asks(config) if backend.role == "engine" else _trainer_asks(config)
+    whose = f"{backend.role} {backend.kind}"
     for capability, key, value in asks:
         if capability not in backend.can:
-            yield f"{key}: {value} is not possible with {backend.kind}; {_use_another(backend.role, capability)}"
+            yield f"{key}: {value} is not possible with {whose}; {_use_another(backend.role, capability)}"
 
 
 def _engine_asks(config: RunConfig) -> Iterator[tuple[str, str, str]]:
