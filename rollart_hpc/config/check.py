@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
+from rollart_hpc.backends.registry import kinds, listed
+
 Tree = dict[str, Any]
 
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
@@ -66,7 +68,7 @@ def _check_mapping(root: type, kind: Any, rule: Field[Any], value: Any, where: s
 
 
 def _check_limits(rule: Field[Any], value: Any, where: str) -> Iterator[str]:
-    low, high, choices = (rule.metadata.get(k) for k in ("low", "high", "choices"))
+    low, high, choices, backend = (rule.metadata.get(k) for k in ("low", "high", "choices", "backend"))
     if isinstance(value, float) and not math.isfinite(value):
         yield f"{where}: {value} is not a finite number; write an ordinary one"
     elif low is not None and value < low:
@@ -75,6 +77,8 @@ def _check_limits(rule: Field[Any], value: Any, where: str) -> Iterator[str]:
         yield f"{where}: {_show(value)} is too large, must be at most {high:g} ({gist(rule)})"
     elif choices is not None and value not in choices:
         yield f"{where}: {_show(value)} is not a choice; {_nearest(value, list(choices))}"
+    elif backend is not None and value not in kinds(backend):
+        yield f"{where}: there is no {backend} {_show(value)}; {_nearest(value, list(kinds(backend)), listed(backend))}"
 
 
 def _has_type(kind: Any, value: Any) -> bool:
@@ -104,10 +108,10 @@ def _nearest_key(root: type, schema: type, name: str, path: str) -> str:
     return f"legal keys here: {_listed(siblings)}"
 
 
-def _nearest(value: str, legal: list[str]) -> str:
+def _nearest(value: str, legal: list[str], as_text: str = "") -> str:
     near = difflib.get_close_matches(value, legal, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    return f"{hint}legal: {_listed(legal)}"
+    return f"{hint}legal: {as_text or _listed(legal)}"
 
 
 def _leaf_paths(schema: type, path: str = "") -> Iterator[str]:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
+from rollart_hpc.backends.declaration import BackendRole
+
 
 def key(
     default: Any,
@@ -19,11 +21,13 @@ def key(
     choices: tuple[str, ...] | Mapping[str, str] | None = None,
     rule: str = "",
     default_text: str = "",
+    backend: BackendRole | None = None,
 ) -> Any:
     """A field with its rule.
 
     `low` and `high` are inclusive. `choices` may map each choice to its meaning. `rule` says in words what
     `config.rules` or `config.site` checks beyond that, `default_text` where the default comes from if not from here.
+    `backend`: the value is the kind of one, or, of a map, its options.
     """
     metadata = {
         "help": help,
@@ -33,6 +37,7 @@ def key(
         "meanings": dict(choices) if isinstance(choices, Mapping) else {},
         "rule": rule,
         "default_text": default_text,
+        "backend": backend,
     }
     if isinstance(default, (dict, list)):
         copied = default

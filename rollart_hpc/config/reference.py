@@ -15,6 +15,8 @@ from functools import cache
 from inspect import get_annotations
 from typing import Any, get_args, get_origin, get_type_hints
 
+from rollart_hpc.backends.declaration import BackendRole
+from rollart_hpc.backends.registry import declared
 from rollart_hpc.config.schema import RunConfig, TaskConfig
 from rollart_hpc.config.site import SiteConfig
 
@@ -138,9 +140,18 @@ def _walk(schema: type, file: File, path: str, help: str, names: tuple[str, ...]
             below.append(_walk(_as_type(inner), file, _join(here, NAME), told, legal))
         else:
             keys.append(_key(here, file, kind, rule, names))
+            if inner is not None:
+                below.extend(_options(rule.metadata.get("backend"), file, here))
     yield Section(path, file, help, _docstring(schema), tuple(keys), names if path.endswith(NAME) else ())
     for part in below:
         yield from part
+
+
+def _options(role: BackendRole | None, file: File, path: str) -> Iterator[Iterator[Section]]:
+    """A section for every kind that declares its options."""
+    for backend in declared(role) if role else ():
+        if backend.options is not None:
+            yield _walk(backend.options, file, path, f"with {role}.kind: {backend.kind}")
 
 
 def _own_first(schema: type) -> list[Field[Any]]:
@@ -152,6 +163,10 @@ def _own_first(schema: type) -> list[Field[Any]]:
 def _key(path: str, file: File, kind: Any, rule: Any, names: tuple[str, ...]) -> Key:
     default = rule.default if rule.default is not MISSING else rule.default_factory()
     known = {name: rule.metadata[name] for name in _KNOWN if name in rule.metadata}
+    role = rule.metadata.get("backend")
+    if role and kind is str:
+        meanings = {backend.kind: backend.summary for backend in declared(role)}
+        known |= {"choices": tuple(meanings), "meanings": meanings}
     return Key(path, file, _type(kind, rule), default, rule.metadata["help"], names=names, **known)
 
 

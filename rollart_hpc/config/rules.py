@@ -6,23 +6,20 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from rollart_hpc.config.backends import find_backend_conflicts, find_backend_oddities
 from rollart_hpc.config.modes import modes_where, preset_of
 from rollart_hpc.config.schema import RunConfig, TaskConfig
 from rollart_hpc.config.site import find_option_problems
 from rollart_hpc.hardware import ENGINE_CLASSES
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_VLLM_RESERVED = (  # set by engines.vllm.settings
-    "model", "skip_tokenizer_init", "load_format", "generation_config", "logprobs_mode", "max_model_len", "seed",
-    "tensor_parallel_size", "worker_extension_cls", "weight_transfer_config",
-)  # fmt: skip
 
 
 def find_conflicts(config: RunConfig) -> list[str]:
     """Every reason why this run can't start."""
     found = [*_name(config), *_tasks(config), *_deterministic(config), *_processes(config)]
     found.extend(find_option_problems("job.sbatch", config.job.sbatch))
-    found.extend([*_engine(config), *_split(config), *_trainer(config)])
+    found.extend([*_split(config), *find_backend_conflicts(config)])
     for name, task in config.tasks.items():
         found.extend(f"tasks.{name}.{problem}" for problem in _task(task))
     return found
@@ -36,12 +33,7 @@ def find_oddities(config: RunConfig, flow_was_set: Collection[str]) -> list[str]
             found.append(f"tasks.{name}.affinity: pool {task.affinity} has no engines; another pool will serve it")
         if task.split and not all(_engines(config, pool) for pool in ENGINE_CLASSES):
             found.append(f"tasks.{name}.split: a pool has no engines; one engine will serve each turn as a whole")
-    for name, pool in config.pools.items():
-        if pool.tensor_parallel > 1 and config.engine.kind == "torch":
-            found.append(
-                f"pools.{name}.tensor_parallel: engine torch uses only one of the {pool.tensor_parallel} GPUs; "
-                "set it to 1, or set engine.kind: vllm"
-            )
+    found.extend(find_backend_oddities(config))
     if config.reward.workers == 0 and config.reward.elastic.max_workers == 0:
         found.append(
             "reward.workers: 0 with no elastic workers; nothing is scored until a reward worker joins "
@@ -122,8 +114,6 @@ def _processes(config: RunConfig) -> Iterator[str]:
 
 def _split(config: RunConfig) -> Iterator[str]:
     for name in [name for name, task in config.tasks.items() if task.split]:
-        if config.engine.kind != "vllm":
-            yield f"tasks.{name}.split: true needs engine.kind: vllm"
         if preset_of(config.mode).install_idle:
             fit = modes_where(lambda preset: not preset.install_idle)
             yield f"tasks.{name}.split: true needs mode {fit}; in {config.mode} engines install weights only when idle"
@@ -131,30 +121,6 @@ def _split(config: RunConfig) -> Iterator[str]:
             yield f"tasks.{name}.split: true decodes from another engine's KV; deterministic: true needs false"
         if len({pool.tensor_parallel for pool in config.pools.values()}) > 1:
             yield f"tasks.{name}.split: true needs the same tensor_parallel in both pools"
-
-
-def _engine(config: RunConfig) -> Iterator[str]:
-    if config.engine.kind == "vllm":
-        for name in _VLLM_RESERVED:
-            if name in config.engine.vllm:
-                yield f"engine.vllm.{name}: set by the run itself; remove it"
-        return
-    if config.engine.vllm:
-        yield f"engine.vllm: set, but engine.kind is {config.engine.kind}; set engine.kind: vllm, or remove it"
-
-
-def _trainer(config: RunConfig) -> Iterator[str]:
-    trainer, sizes = config.trainer, config.trainer.megatron
-    per_replica = sizes.tensor_parallel * sizes.pipeline_parallel
-    if trainer.kind == "megatron" and trainer.ranks % per_replica:
-        yield (
-            f"trainer.ranks: {trainer.ranks} is not a multiple of {per_replica} "
-            f"(trainer.megatron: tensor_parallel {sizes.tensor_parallel} x pipeline_parallel {sizes.pipeline_parallel})"
-        )
-    if trainer.kind == "megatron" and trainer.lora.rank:
-        yield f"trainer.lora.rank: {trainer.lora.rank} needs trainer.kind: fsdp; megatron trains all weights"
-    if trainer.kind == "fsdp" and per_replica > 1:
-        yield "trainer.megatron: parallel sizes have no effect with trainer.kind: fsdp; set trainer.kind: megatron"
 
 
 def _engines(config: RunConfig, pool: str) -> int:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollart_hpc.config.fields import key, part
+from rollart_hpc.hardware import MAX_SPEED, MIN_SPEED
 
 
 @dataclass
 class LoraConfig:
-    """Only with kind: fsdp. Engines still get full weights, with the adapters merged in."""
+    """Engines still get full weights, with the adapters merged in."""
 
-    rank: int = key(0, "rank of the adapters; 0 = train all weights", low=0, rule="0 with trainer.kind: megatron")
+    rank: int = key(0, "rank of the adapters; 0 = train all weights", low=0, rule="0 unless trainer.kind has LoRA")
     alpha: float = key(32.0, "scale of the adapters: their output is multiplied by alpha / rank", low=0)
     targets: str = key(
         "all-linear",
@@ -21,27 +22,12 @@ class LoraConfig:
 
 
 @dataclass
-class MegatronConfig:
-    """Data-parallel replicas = ranks / (tensor_parallel x pipeline_parallel)."""
-
-    tensor_parallel: int = key(1, "ranks that share every layer; keep them on one node", low=1)
-    pipeline_parallel: int = key(1, "pipeline stages that the layers are divided into", low=1)
-    vocabulary_multiple: int = key(
-        128, "pad the vocabulary so that each tensor-parallel rank holds a multiple of this many rows", low=1
-    )
-
-
-@dataclass
 class TrainerConfig:
-    kind: str = key(
-        "fsdp",
-        "training backend",
-        choices={"fsdp": "FSDP2 over a transformers model", "megatron": "megatron-core's GPTModel"},
+    kind: str = key("fsdp", "training backend", backend="trainer")
+    options: dict[str, Any] = key(
+        {}, "settings that only this kind has", backend="trainer", rule="the keys that trainer.kind declares"
     )
-    ranks: int = key(
-        1, "trainer processes", low=1, rule="with megatron a multiple of tensor_parallel x pipeline_parallel"
-    )
-    megatron: MegatronConfig = part(MegatronConfig, "how kind: megatron divides the model")
+    ranks: int = key(1, "trainer processes", low=1, rule="what trainer.kind and its options can divide")
     lr: float = key(1e-3, "peak learning rate of AdamW", low=0)
     warmup_steps: int = key(0, "steps over which the learning rate rises linearly to lr; 0 = none", low=0)
     schedule: str = key(
@@ -82,15 +68,12 @@ class TrainerConfig:
 
 @dataclass
 class EngineConfig:
-    kind: str = key(
-        "torch",
-        "generation backend",
-        choices={"torch": "plain transformers models, on the CPU or one GPU", "vllm": "vLLM"},
-    )
-    vllm: dict[str, Any] = key(
+    kind: str = key("torch", "generation backend", backend="engine")
+    options: dict[str, Any] = key(
         {},
-        "further engine arguments of vLLM, by vLLM's names, e.g. {gpu_memory_utilization: 0.85}",
-        rule="only with kind: vllm; arguments that the run sets itself are refused",
+        "settings that only this kind has; of vllm its engine arguments, e.g. {gpu_memory_utilization: 0.85}",
+        backend="engine",
+        rule="the keys that engine.kind declares; those that the run sets itself are refused",
     )
     max_running: int = key(64, "maximum requests that generate at once in an engine (vLLM: max_num_seqs)", low=1)
     kv_slots: int = key(
@@ -118,7 +101,14 @@ class EngineConfig:
 class PoolConfig:
     engines: int = key(1, "engines in the pool; 0 = the other pool serves its tasks", low=0)
     tensor_parallel: int = key(
-        1, "GPUs (on CPU: processes) per engine, all on one node; engine torch uses only one of them", low=1
+        1, "GPUs (on CPU: processes) per engine, all on one node; not every engine.kind uses more than one", low=1
+    )
+    speed: float = key(
+        1.0,
+        "speed of the pool's engines, relative to those of the other pool with the same max_running; "
+        "faster engines get more trajectories",
+        low=MIN_SPEED,
+        high=MAX_SPEED,
     )
 
 

@@ -123,7 +123,8 @@ class Service:
         self._in_flight.discard(done.request)
         if done.kv:
             times = done.queue_s, done.prefill_s
-            self._link.send(Prefilled(done.request, done.trajectory, done.kv, done.num_prefill_tokens, *times))
+            used = self._engine.kv_used_tokens
+            self._link.send(Prefilled(done.request, done.trajectory, done.kv, done.num_prefill_tokens, *times, used))
             return
         message = Generated(
             request=done.request,
@@ -133,6 +134,7 @@ class Service:
             queue_s=done.queue_s,
             prefill_s=done.prefill_s,
             decode_s=done.decode_s,
+            kv_used_tokens=self._engine.kv_used_tokens,
         )
         self._link.send(message, *done.record.to_frames())
 

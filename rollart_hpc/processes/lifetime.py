@@ -18,7 +18,7 @@ LEADER_VARIABLE = "ROLLART_LEADER_PID"  # ... or with this ancestor
 STAYS_VARIABLE = "ROLLART_STAYS"  # SIGTERM is for the supervisor: the process ends when the controller says so
 
 # Jobs have no way out: whatever asks a model hub or a usage server would wait for its time-out.
-OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 _PR_SET_PDEATHSIG = 1
 

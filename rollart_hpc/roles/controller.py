@@ -102,7 +102,7 @@ class Controller:
             return
         if isinstance(message, ms.Warned):
             self.hub.send("supervisor", message)
-        self.journal.saw(message)
+        self.journal.saw(name, message)
         self._keep(message, frames)
         if event is not None:
             self.pending.append(event)
@@ -130,7 +130,8 @@ class Controller:
             self.journal.joined(hello)
             role = cast(Role, hello.role)  # checked by members
             place = hello.node, hello.pool, hello.capacity
-            self.pending.append(ev.Joined(hello.name, role, *place, hello.attempt, hello.version, hello.num_ranks))
+            engine = hello.num_ranks, hello.kv_tokens, hello.speed
+            self.pending.append(ev.Joined(hello.name, role, *place, hello.attempt, hello.version, *engine))
         else:
             self.journal.gone(hello, change.reason, change.is_leaving)
             if change.is_silent:

@@ -186,7 +186,15 @@ def data_address(start: Start) -> str:
     return address_facing(controller.hostname or "", controller.port or 0)
 
 
-def connect(start: Start, *, capacity: int = 0, version: int = -1, num_ranks: int = 1) -> Link:
+def connect(
+    start: Start,
+    *,
+    capacity: int = 0,
+    version: int = -1,
+    num_ranks: int = 1,
+    kv_tokens: int = 0,
+    speed: float = 1.0,
+) -> Link:
     """Say Hello to the controller and wait for its Welcome."""
     from rollart_hpc.wire import keys
     from rollart_hpc.wire.link import Link
@@ -204,6 +212,8 @@ def connect(start: Start, *, capacity: int = 0, version: int = -1, num_ranks: in
         pid=os.getpid(),
         version=version,
         num_ranks=num_ranks,
+        kv_tokens=kv_tokens,
+        speed=speed,
     )
     link = Link(find_address(start), keys.load_client(start.run.keys(start.attempt)), message)
     if start.stays and threading.current_thread() is threading.main_thread():

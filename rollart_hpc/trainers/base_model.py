@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from rollart_hpc.backends.registry import find
 from rollart_hpc.config.callables import FORMAT, lacks_format
 from rollart_hpc.config.objects import resolve
 from rollart_hpc.config.resolved import read_resolved
@@ -35,7 +36,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
 )
 MAX_LENGTH = 512
-WIDTH, HEAD_DIM, VLLM_HEAD_DIM = 64, 16, 32  # vLLM's CPU kernels know no smaller head than 32
+WIDTH, HEAD_DIM = 64, 16
 MAX_TURNS = 64  # of a play: an environment may leave its end to the task's max_turns
 NUM_VOCABULARY_PLAYS = 200
 STEPS, LEARNING_RATE, WARMUP_STEPS = 500, 3e-3, 20
@@ -83,7 +84,7 @@ def _make_tokenizer(environments: Sequence[Any]) -> Tokenizer:
 
 def _make_model(vocabulary: int, head_dim: int) -> Qwen3ForCausalLM:
     """At this width the usual initializer_range of 0.02 leaves attention idle for hundreds of steps."""
-    num_heads = WIDTH // head_dim
+    num_heads = max(1, WIDTH // head_dim)
     config = Qwen3Config(
         vocab_size=vocabulary, hidden_size=WIDTH, intermediate_size=192, num_hidden_layers=2, head_dim=head_dim,
         num_attention_heads=num_heads, num_key_value_heads=num_heads, max_position_embeddings=MAX_LENGTH,
@@ -189,7 +190,7 @@ def main() -> int:
         return error.exit_code
     scratch = run.model.with_name("model.tmp")
     scratch.mkdir(mode=0o700, exist_ok=True)
-    head_dim = VLLM_HEAD_DIM if config.engine.kind == "vllm" else HEAD_DIM
+    head_dim = max(HEAD_DIM, find("engine", config.engine.kind).min_head_dim)
     make_tiny_model(scratch, config.seed, environments, head_dim=head_dim)
     scratch.rename(run.model)
     return 0

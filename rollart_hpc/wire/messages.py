@@ -44,6 +44,8 @@ class Hello(Message):
     pid: int
     version: int = -1  # trainer: policy_version loaded; -1 = none
     num_ranks: int = 1  # engine: its processes that join a collective of weights
+    kv_tokens: int = 0  # engine: capacity of its KV cache; 0 = unknown
+    speed: float = 1.0  # engine: relative to others of the same capacity
 
 
 class Welcome(Message):
@@ -211,6 +213,7 @@ class Prefilled(Message):
     num_prefill_tokens: int
     queue_s: float = 0.0
     prefill_s: float = 0.0
+    kv_used_tokens: int = 0  # of the engine's KV cache, by all its trajectories
 
 
 class Generated(Message):
@@ -223,6 +226,7 @@ class Generated(Message):
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    kv_used_tokens: int = 0  # of the engine's KV cache, by all its trajectories
 
 
 # --- weights ---------------------------------------------------------------------------------

@@ -118,8 +118,8 @@ def test_every_problem_of_every_source_is_reported_at_once(write: Write) -> None
         ("name=a/b", "name: 'a/b' is not a legal name"),
         ("timeouts.silence_s=1", "timeouts.silence_s: 1 is too short: one late heartbeat"),
         (
-            "trainer.megatron.tensor_parallel=2",
-            "trainer.megatron: parallel sizes have no effect with trainer.kind: fsdp",
+            "trainer.options.tensor_parallel=2",
+            "trainer.options.tensor_parallel: trainer fsdp has no options; remove it, or change trainer.kind",
         ),
     ],
 )
@@ -139,7 +139,7 @@ def test_more_rules_between_keys(write: Write, tmp_path: Path) -> None:
 
 
 def test_trainer_ranks_make_whole_replicas(write: Write) -> None:
-    sizes = ["trainer.kind=megatron", "trainer.megatron.tensor_parallel=2", "trainer.megatron.pipeline_parallel=2"]
+    sizes = ["trainer.kind=megatron", "trainer.options.tensor_parallel=2", "trainer.options.pipeline_parallel=2"]
     (found,) = problems(write("r.yaml", RUN), *sizes, "trainer.ranks=6")
     assert found.startswith("trainer.ranks: 6 is not a multiple of 4")
     assert load(write("r.yaml", RUN), [*sizes, "trainer.ranks=8"]).trainer.ranks == 8

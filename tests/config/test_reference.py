@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from rollart_hpc.config.check import _leaf_paths
@@ -10,6 +12,7 @@ from rollart_hpc.config.reference import File, all_keys, sections
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import UserError
+from rollart_hpc.trainers.megatron.backend import MegatronOptions
 
 READ_BEFORE_THE_SCHEMA = {"base", "tasks.NAME.file"}
 
@@ -22,6 +25,8 @@ def paths(found: list) -> list[str]:
 def test_every_key_of_the_schema_is_there_once(schema: type, files: set[File]) -> None:
     found = [key.path for key in all_keys() if key.file in files]
     known = {path.removesuffix(".NAME") for path in _leaf_paths(schema)}  # a map of plain values is one key
+    if schema is RunConfig:
+        known |= {f"trainer.options.{field.name}" for field in fields(MegatronOptions)}
     assert len(found) == len(set(found)) and set(found) - READ_BEFORE_THE_SCHEMA == known
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from rollart_hpc.config.schema import EngineConfig
+from rollart_hpc.engines.contract import EngineSetup
 
 
 class RawTorch:
-    def __init__(self, model: Path, config: EngineConfig) -> None:
-        dtype = getattr(torch, config.dtype)
-        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
+    def __init__(self, setup: EngineSetup) -> None:
+        dtype = getattr(torch, setup.config.dtype)
+        self._model = AutoModelForCausalLM.from_pretrained(setup.model, dtype=dtype).eval()
 
     @torch.inference_mode()
     def seconds(self, prompts: Sequence[Sequence[int]], num_new_tokens: int) -> float:

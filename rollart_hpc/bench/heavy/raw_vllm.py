@@ -10,13 +10,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rollart_hpc.engines.vllm.settings import VllmSetup, arguments, set_environment
+from rollart_hpc.engines.contract import EngineSetup
+from rollart_hpc.engines.vllm.settings import arguments, set_environment
 
 _OURS = ("worker_extension_cls", "weight_transfer_config")
 
 
 class RawVllm:
-    def __init__(self, setup: VllmSetup) -> None:
+    def __init__(self, setup: EngineSetup) -> None:
         set_environment(setup)
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM

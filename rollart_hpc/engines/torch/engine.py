@@ -28,13 +28,17 @@ import torch
 from numpy.typing import NDArray
 
 from rollart_hpc.config.schema import EngineConfig
-from rollart_hpc.engines.contract import Counters, Finish, Finished, Request
+from rollart_hpc.engines.contract import Counters, EngineSetup, Finish, Finished, Request
 from rollart_hpc.engines.torch.attention import make_plan
 from rollart_hpc.engines.torch.rows import CachedTrajectory, Rows
 from rollart_hpc.engines.torch.runner import Runner
 from rollart_hpc.types import TokenRecord, WeightsId
 
 log = logging.getLogger(__name__)
+
+
+def make(setup: EngineSetup) -> TorchEngine:
+    return TorchEngine(setup.model, setup.config, setup.max_len, deterministic=setup.deterministic, seed=setup.seed)
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +71,14 @@ class TorchEngine:
         self._ended: list[Finished] = []
         self._suspended = False
         self.num_decoding = self.num_running = 0
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.rows.num_tokens
+
+    @property
+    def kv_used_tokens(self) -> int:
+        return self.rows.num_used_tokens
 
     # --- requests ------------------------------------------------------------------------------
 

@@ -66,6 +66,15 @@ class Rows:
         self._free = set(range(num_rows))
         self._uses = 0
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.held) * self.max_len
+
+    @property
+    def num_used_tokens(self) -> int:
+        """A trajectory takes a whole row, however short it is."""
+        return len(self._by_trajectory) * self.max_len
+
     def get(self, trajectory: str) -> CachedTrajectory | None:
         return self._by_trajectory.get(trajectory)
 

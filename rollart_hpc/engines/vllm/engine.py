@@ -7,6 +7,7 @@ prompt to vLLM, and its prefix cache finds the blocks again. So what is held of 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections import deque
 from collections.abc import Iterable
@@ -17,9 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollart_hpc.engines.contract import Counters, Finished, Request
+from rollart_hpc.engines.contract import Counters, EngineSetup, Finished, Request
 from rollart_hpc.engines.vllm.handles import Handle, remove_kv, usable_params
-from rollart_hpc.engines.vllm.settings import VllmSetup, prefill_params, set_environment
+from rollart_hpc.engines.vllm.settings import prefill_params, set_environment
 from rollart_hpc.engines.vllm.updates import from_collective, from_store
 from rollart_hpc.model_files import end_ids
 from rollart_hpc.types import TokenRecord, WeightsId
@@ -30,6 +31,11 @@ from rollart_hpc.wire.prefix import prefix_hash
 log = logging.getLogger(__name__)
 
 _BUCKET_BYTES = 256 << 20  # of weights that don't lie in shared memory yet
+
+
+def make(setup: EngineSetup) -> VllmEngine:
+    os.umask(0o077)  # what vLLM writes is as private as what we write
+    return VllmEngine(setup, NodeStore(setup.store, setup.inbox))
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +51,7 @@ class Live:
 
 
 class VllmEngine:
-    def __init__(self, setup: VllmSetup, inbox: NodeStore) -> None:
+    def __init__(self, setup: EngineSetup, inbox: NodeStore) -> None:
         """`inbox`: where weights that come as tensors are put, for the workers to map them."""
         set_environment(setup)
         from rollart_hpc.engines.vllm.core import VllmCore, sampling
@@ -69,6 +75,14 @@ class VllmEngine:
         self._ended: list[Finished] = []
         self._suspended = False
         self._handed: deque[str] = deque()  # keys of KV made for others
+
+    @property
+    def kv_tokens(self) -> int:
+        return self._core.kv_tokens
+
+    @property
+    def kv_used_tokens(self) -> int:
+        return self._core.kv_used_tokens
 
     # --- requests ------------------------------------------------------------------------------
 

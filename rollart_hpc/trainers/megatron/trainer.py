@@ -16,8 +16,11 @@ import torch
 import torch.distributed as dist
 
 from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.errors import SiteError
+from rollart_hpc.extras import install
 from rollart_hpc.trainers.checksums import Head
 from rollart_hpc.trainers.megatron import cpu_shim
+from rollart_hpc.trainers.megatron.backend import sizes_of
 from rollart_hpc.trainers.packing import MicroBatch
 from rollart_hpc.trainers.step import StepTrainer
 from rollart_hpc.trainers.world import World
@@ -28,7 +31,13 @@ def make_trainer(config: RunConfig, model_dir: Path, world: World) -> MegatronTr
     """megatron asks for a GPU while it is imported: what stands in for one comes first."""
     if world.device.type == "cpu":
         cpu_shim.install()
-    return MegatronTrainer(config, model_dir, world)
+    try:
+        return MegatronTrainer(config, model_dir, world)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(("megatron", "transformer_engine")):
+            raise
+        what = f"trainer.kind is megatron, but {error.name} is not installed"
+        raise SiteError(what, f"{install('megatron')}, and transformer_engine on GPUs") from None
 
 
 class MegatronTrainer(StepTrainer):
@@ -39,7 +48,7 @@ class MegatronTrainer(StepTrainer):
 
         from rollart_hpc.trainers.megatron import model
 
-        model.open_groups(config.trainer.megatron)
+        model.open_groups(sizes_of(config))
         super().__init__(
             config,
             model_dir,

@@ -39,6 +39,19 @@ def test_a_later_turn_prefills_only_what_is_new(qwen, drive, ids):
     assert driver.engine.counters.num_prefill_tokens - before == 8
 
 
+def test_kv_is_taken_row_by_row_and_given_back(qwen, drive, ids):
+    driver = drive(qwen, kv_slots=3, max_len=100)
+    driver.install(1)
+    used = [driver.engine.kv_used_tokens]
+    for name in "abcd":  # one more than there are rows
+        driver.turn(name, ids(1, 9), 2)
+        driver.run()
+        used.append(driver.engine.kv_used_tokens)
+    driver.engine.forget(["d"])
+    assert driver.engine.kv_tokens == 300
+    assert [*used, driver.engine.kv_used_tokens] == [0, 100, 200, 300, 300, 200]
+
+
 def test_a_full_request_keeps_what_the_engine_holds(qwen, drive, ids):
     driver = drive(qwen)
     driver.install(1)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
     find_spec("megatron") is None, reason="megatron-core is not installed: the trainer megatron is not tested"
 )
 
-TENSOR, PIPELINE, MULTIPLE = (f"trainer__megatron__{key}" for key in
+TENSOR, PIPELINE, MULTIPLE = (f"trainer__options__{key}" for key in
                               ("tensor_parallel", "pipeline_parallel", "vocabulary_multiple"))  # fmt: skip
 RECOMPUTE = "trainer__activation_checkpointing"
 ALL = ["exports", "trains", "odd_steps"]
