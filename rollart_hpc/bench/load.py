@@ -137,9 +137,9 @@ class Load:
                 raise SiteError(f"waited {limit_s:g} s until {what}", "look for the reason in the controller's log")
 
     def warm_up(self) -> None:
-        """Until all slots are busy, every engine has weights and the first step is trained."""
+        """Until all slots were given a trajectory, every engine has weights and the first step is trained."""
         plan, counts = self.plan, self.counts
-        self.drive(lambda: len(self.envs.slots) == plan.slots, "all slots were busy")
+        self.drive(lambda: self.envs.num_begun >= plan.slots, "all slots were busy")
         self.drive(lambda: len(counts.installs) == plan.engines, "every engine had weights")
         self.drive(lambda: counts.commits > 0 and len(counts.latencies_s) > 2 * plan.slots, "a step was trained")
 

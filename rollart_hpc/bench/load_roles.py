@@ -89,7 +89,7 @@ class Environments:
         self.counts = counts
         self.rate = 0.0
         self._num_slots = num_slots
-        self._num_begun = 0
+        self.num_begun = 0  # trajectories
         self._idle: deque[Slot] = deque()
         self._next_s = 0.0
 
@@ -114,9 +114,9 @@ class Environments:
 
     def _begin(self, worker: Worker, play: ms.Play) -> None:
         turns = num_turns(play.trajectory)
-        if self._num_begun < self._num_slots:  # the first ones begin together: let them not end together
-            turns = 1 + self._num_begun % turns
-        self._num_begun += 1
+        if self.num_begun < self._num_slots:  # the first ones begin together: let them not end together
+            turns = 1 + self.num_begun % turns
+        self.num_begun += 1
         slot = Slot(worker, play.trajectory, play.issue, turns)
         self.slots[play.trajectory] = slot
         self._go_on(slot)
