@@ -9,6 +9,7 @@ as asked for, and longer if need be: until every engine has installed `INSTALLS`
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -25,6 +26,7 @@ from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.keys import load_client
 
 SLOTS_PER_ENV, SLOTS_PER_REWARD, ENGINES_PER_NODE = 256, 64, 8
+MOST_CREDIT = 8000  # of an engine: less than the controller queues for a worker
 INSTALLS = 5  # of each engine in each window, at least
 LIMIT_S = 60.0  # for what should take seconds
 TRAINER_NODE = "trainer"
@@ -77,7 +79,7 @@ def seats_of(engines: int, slots: int) -> list[Seat]:
     """Everybody: 8 engines and a relay a node, an env worker for up to 256 slots, a reward worker for up to 64."""
     sizes = [min(SLOTS_PER_ENV, slots - start) for start in range(0, slots, SLOTS_PER_ENV)]
     num_nodes = -(-engines // ENGINES_PER_NODE)
-    credit = max(SLOTS_PER_ENV, 2 * -(-slots // engines))
+    credit = min(MOST_CREDIT, max(SLOTS_PER_ENV, -(-5 * slots // (4 * engines))))
     return [
         *(Seat("relay", f"relay-{i}", f"node-{i}", 1) for i in range(num_nodes)),
         Seat("relay", "relay-trainer", TRAINER_NODE, 1),
@@ -121,8 +123,6 @@ class Load:
         return took_s
 
     def _welcomed(self, worker: Worker, message: ms.AnyMessage) -> None:
-        if isinstance(message, ms.Refused):
-            raise SiteError(f"{worker.seat.name} was refused: {message.reason}")
         if isinstance(message, ms.Welcome):
             self._unwelcome.discard(worker.seat.name)
             self._heartbeat_s = message.heartbeat_s
@@ -130,23 +130,24 @@ class Load:
     def drive(self, is_over: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
         end_s = time.monotonic() + limit_s
         while not is_over():
-            self.sockets.serve(PACED_WAIT_S if self.envs.rate else WAIT_S)
+            self.sockets.serve(PACED_WAIT_S if self.envs.is_paced else WAIT_S)
             self.envs.ask_due()
             self._later.send_due()
             if time.monotonic() > end_s:
                 raise SiteError(f"waited {limit_s:g} s until {what}", "look for the reason in the controller's log")
 
     def warm_up(self) -> None:
-        """Until all slots are busy, every engine has weights and the first step is trained."""
+        """Until all slots were given a trajectory, every engine has weights and the first step is trained."""
         plan, counts = self.plan, self.counts
-        self.drive(lambda: len(self.envs.slots) == plan.slots, "all slots were busy")
+        self.drive(lambda: self.envs.num_begun >= plan.slots, "all slots were busy")
         self.drive(lambda: len(counts.installs) == plan.engines, "every engine had weights")
         self.drive(lambda: counts.commits > 0 and len(counts.latencies_s) > 2 * plan.slots, "a step was trained")
 
     def pace(self, turns_per_s: float) -> None:
-        """From now on turns begin at this rate, after those that are under way."""
+        """From now on turns begin at this rate; none of those before is left."""
+        self.envs.hold()
+        self.drive(lambda: not self.envs.is_waiting, "the turns under way were answered")
         self.envs.pace(turns_per_s)
-        self.drive(lambda: self.envs.num_idle > self.plan.slots // 2, "the turns under way were answered")
 
     def measure(self) -> Window:
         """A window from now on."""
@@ -230,6 +231,7 @@ def run(plan: Plan) -> Told:
 
 
 def main(plan: str) -> int:
+    gc.disable()  # nothing here is part of a cycle, and a pause of the load would count as one of the controller
     try:
         told = run(msgspec.json.decode(plan, type=Plan))
     except SiteError as error:

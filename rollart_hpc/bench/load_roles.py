@@ -14,6 +14,7 @@ Weights take a while because acknowledgements of real nodes and engines don't ar
 from __future__ import annotations
 
 import heapq
+import math
 import random
 import struct
 import time
@@ -78,25 +79,26 @@ class Slot:
     issue: int
     turns: int
     turn: int = 0
-    asked_s: float = 0.0
+    asked_s: float = math.inf  # when the turn under way was due
 
 
 class Environments:
-    """Turns under way. `rate` is how many begin per second; 0: each as soon as the last one is answered."""
+    """Turns under way. The next one begins as soon as the last one is answered; if `is_paced`, when it is due."""
 
     def __init__(self, counts: Counts, num_slots: int) -> None:
         self.slots: dict[str, Slot] = {}
         self.counts = counts
-        self.rate = 0.0
+        self.is_paced = False
+        self._rate = 1.0
         self._num_slots = num_slots
-        self._num_begun = 0
+        self.num_begun = 0  # trajectories
         self._idle: deque[Slot] = deque()
         self._next_s = 0.0
 
     @property
-    def num_idle(self) -> int:
-        """Trajectories whose next turn is not due yet."""
-        return len(self._idle)
+    def is_waiting(self) -> bool:
+        """Some turn is under way."""
+        return any(slot.asked_s < math.inf for slot in self.slots.values())
 
     def answer(self, worker: Worker, message: ms.AnyMessage) -> None:
         match message:
@@ -114,9 +116,9 @@ class Environments:
 
     def _begin(self, worker: Worker, play: ms.Play) -> None:
         turns = num_turns(play.trajectory)
-        if self._num_begun < self._num_slots:  # the first ones begin together: let them not end together
-            turns = 1 + self._num_begun % turns
-        self._num_begun += 1
+        if self.num_begun < self._num_slots:  # the first ones begin together: let them not end together
+            turns = 1 + self.num_begun % turns
+        self.num_begun += 1
         slot = Slot(worker, play.trajectory, play.issue, turns)
         self.slots[play.trajectory] = slot
         self._go_on(slot)
@@ -126,6 +128,7 @@ class Environments:
         if slot is None:
             return
         self.counts.latencies_s.append(time.monotonic() - slot.asked_s)
+        slot.asked_s = math.inf
         slot.turn += 1
         if slot.turn < slot.turns:
             self._go_on(slot)
@@ -136,13 +139,18 @@ class Environments:
         slot.worker.send(ended, *record_of(slot.turns))
 
     def _go_on(self, slot: Slot) -> None:
-        if self.rate:
+        if self.is_paced:
             self._idle.append(slot)
         else:
             self._ask(slot, time.monotonic())
 
+    def hold(self) -> None:
+        """Begin no more turns."""
+        self.is_paced, self._next_s = True, math.inf
+
     def pace(self, rate: float) -> None:
-        self.rate, self._next_s = rate, time.monotonic()
+        """From now on so many turns are due per second."""
+        self.is_paced, self._rate, self._next_s = True, rate, time.monotonic()
 
     def ask_due(self) -> None:
         """Turns are due at fixed times, whether or not earlier ones were answered: their latency counts from there."""
@@ -152,7 +160,7 @@ class Environments:
             if self.slots.get(slot.trajectory) is slot:  # not cancelled meanwhile
                 self._ask(slot, self._next_s)
                 slot.worker.read()
-                self._next_s += 1 / self.rate
+                self._next_s += 1 / self._rate
         if not self._idle:
             self._next_s = max(self._next_s, now)
 

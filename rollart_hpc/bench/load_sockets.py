@@ -28,6 +28,7 @@ from rollart_hpc.wire.parts import receive_parts, send_parts
 SOCKETS_PER_CONTEXT = 1000  # a context of ZeroMQ takes 1,023 by default
 FILES_PER_SOCKET = 2  # the connection, and what wakes its reader
 SPARE_FILES = 100
+LOST = (ms.WhoAreYou, ms.Refused)
 LOOKS = 4  # at each worker in the time of a heartbeat
 
 
@@ -71,7 +72,11 @@ class Worker:
             except zmq.Again:
                 return
             self.unheard = 0
-            self.answer(self, ms.decode(parts[0]))
+            message = ms.decode(parts[0])
+            if isinstance(message, LOST):
+                why = message.reason if isinstance(message, ms.Refused) else "the controller lost it"
+                raise SiteError(f"{self.seat.name}: {why}", "look for the reason in the controller's log")
+            self.answer(self, message)
 
     def beat_if_due(self) -> None:
         """As a real worker's link does: any message is a sign of life."""

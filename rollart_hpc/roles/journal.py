@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, defaultdict
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import msgspec
@@ -57,6 +58,8 @@ class Journal:
         self._last_tokens = self._generated_tokens()  # a restored run has some already
         self._tokens_per_s = 0.0
         self._status_due = 0.0
+        self._writer = ThreadPoolExecutor(1, "status")
+        self._writing: Future[None] | None = None
         self._state, self._reason = "starting", ""
         self.event(JOINED, "controller", f"attempt {core.attempt}, pid {os.getpid()}", role="controller")
 
@@ -158,9 +161,10 @@ class Journal:
             self.event("running", "run", "the first engine has weights")
         if now >= self._status_due:
             self._status_due = now + STATUS_EVERY_S
-            self._write_status()
+            self._write_status_aside()
 
     def close(self) -> None:
+        self._writer.shutdown()
         self._write_status()
         self.tracer.close()
         self.board.close()
@@ -183,7 +187,18 @@ class Journal:
         append_line(self.run.ledger, msgspec.json.encode(line).decode(), sync=True)
 
     def _write_status(self) -> None:
+        """Now, after the one under way."""
+        wait([self._writing] if self._writing else [])
         write_status(self.run.status, self.status())
+
+    def _write_status_aside(self) -> None:
+        """In a thread: a parallel file system may take longer for it than all turns of a second do together. While it
+        does, the next status has to wait."""
+        if self._writing is not None:
+            if not self._writing.done():
+                return
+            self._writing.result()  # raises what kept it from being written
+        self._writing = self._writer.submit(write_status, self.run.status, self.status())
 
     def status(self) -> Status:
         core, tally = self.core, self.core.tally

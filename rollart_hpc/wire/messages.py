@@ -23,8 +23,8 @@ class BadMessage(Exception):
     """A frame that is not one of ours. Logged and counted by the hub; the run goes on."""
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    pass
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Not seen by the garbage collector: none is part of a cycle, and a controller holds many thousands."""
 
 
 # --- membership ------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
 from rollart_hpc.flow.policy import policy_of
 from rollart_hpc.observe import metrics
-from rollart_hpc.observe.status import PoolStatus
+from rollart_hpc.observe.status import PoolStatus, read_status
 from rollart_hpc.roles.journal import Journal
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire import messages as ms
@@ -98,3 +99,24 @@ def test_a_killed_controller_is_lost_once_with_all_it_had_but_the_supervisor(run
     journal = begin(run)  # everything was killed, then resumed
     join(journal, "supervisor", pid=2)
     assert counts(journal, "supervisor") == (2, 1, 0)
+
+
+def test_a_status_is_written_aside_and_the_last_one_before_the_end(run):
+    journal = begin(run)
+    journal.tick(0.0)
+    deadline_s = time.monotonic() + 60
+    while not run.status.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert read_status(run.status).state == "starting"
+    journal.ended("finished", "all steps are done")
+    assert read_status(run.status).state == "finished"
+    journal.close()
+
+
+def test_a_disk_that_can_t_take_the_status_is_told(run):
+    journal = begin(run)
+    run.status.mkdir()  # no file can take its place
+    with pytest.raises(OSError, match="directory"):
+        for now in range(6000):
+            journal.tick(float(now))
+            time.sleep(0.01)
