@@ -48,14 +48,15 @@ class MegatronTrainer(StepTrainer):
 
         from rollart_hpc.trainers.megatron import model
 
-        model.open_groups(sizes_of(config))
+        sizes = sizes_of(config)
+        model.open_groups(sizes)
         super().__init__(
             config,
             model_dir,
             world,
             replica=groups.get_data_parallel_rank(),
             num_replicas=groups.get_data_parallel_world_size(),
-            num_stages=config.trainer.megatron.pipeline_parallel,
+            num_stages=sizes.pipeline_parallel,
         )
         loaded = model.load(model_dir, config, world)
         self._table, self._coordinates, self._vocabulary = loaded.table, loaded.coordinates, loaded.family.vocabulary

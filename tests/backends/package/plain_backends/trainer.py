@@ -20,7 +20,7 @@ _FILE = "state.pt"
 
 class PlainTrainer(StepTrainer):
     def __init__(self, config: RunConfig, model_dir: Path, world: World) -> None:
-        super().__init__(config, world, replica=0, num_replicas=1)
+        super().__init__(config, model_dir, world, replica=0, num_replicas=1)
         self._model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).to(world.device).eval()
         self._optimizer = torch.optim.SGD(
             self._model.parameters(),
