@@ -19,7 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from rollart_hpc.bench import load, load_roles
+from rollart_hpc.bench.load import driver, payloads
+from rollart_hpc.bench.load.counts import Window
 from rollart_hpc.config.resolved import write_resolved
 from rollart_hpc.config.schema import (
     CheckpointConfig,
@@ -35,17 +36,17 @@ from rollart_hpc.wire.keys import make_keys
 
 GROUP_SIZE = 10
 # They size the batch. A trainer takes groups as they complete, so versions come as fast as turns do.
-NOMINAL_TURNS_PER_S, VERSIONS_PER_WINDOW = 10_000, 7
+NOMINAL_TURNS_PER_S, VERSIONS_PER_WINDOW = 12_000, 7
 SHARE_OF_SLOTS = 16  # a batch has at least one trajectory for so many slots
 USED_UP = 0.9
 ENGINES, SLOTS = 100, 10_000
 DEFAULT = ((2, SLOTS), (16, SLOTS), (ENGINES, SLOTS), (500, SLOTS), (2500, SLOTS), (ENGINES, 100), (ENGINES, 1000))
 PAYLOAD = (
-    f"A turn: {load_roles.PROMPT_BYTES} B of prompt to the engine, {load_roles.ANSWER_TOKENS} tokens with log-probs and"
-    f" versions ({load_roles.ANSWER_BYTES} B) back. A trajectory: {load_roles.FEWEST_TURNS} to {load_roles.MOST_TURNS}"
-    f" turns, then transcript and token record, {load_roles.RECORD_BYTES} B a turn, for reward and trainer. Groups of"
-    f" {GROUP_SIZE}. All of it encrypted (CURVE). Up to {load.SLOTS_PER_ENV} slots an env worker and"
-    f" {load.SLOTS_PER_REWARD} a reward worker; {load.ENGINES_PER_NODE} engines and a relay a node."
+    f"A turn: {payloads.PROMPT_BYTES} B of prompt to the engine, {payloads.ANSWER_TOKENS} tokens with log-probs and"
+    f" versions ({payloads.ANSWER_BYTES} B) back. A trajectory: {payloads.FEWEST_TURNS} to {payloads.MOST_TURNS}"
+    f" turns, then transcript and token record, {payloads.RECORD_BYTES} B a turn, for reward and trainer. Groups of"
+    f" {GROUP_SIZE}. All of it encrypted (CURVE). Up to {driver.SLOTS_PER_ENV} slots an env worker and"
+    f" {driver.SLOTS_PER_REWARD} a reward worker; {driver.ENGINES_PER_NODE} engines and a relay a node."
 )
 
 
@@ -64,8 +65,8 @@ class Row(msgspec.Struct):
     p99_saturated_ms: float
     register_s: float
     bound_by: str  # what was used up in the saturated window: see `bound_by`
-    saturated: load.Window
-    paced: load.Window
+    saturated: Window
+    paced: Window
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def flow_of(slots: int, seconds: float) -> FlowConfig:
 
     A trajectory lives for slots / batch steps on average, and the longest in a group for half as long again.
     """
-    nominal = NOMINAL_TURNS_PER_S * seconds / VERSIONS_PER_WINDOW / load_roles.MEAN_TURNS
+    nominal = NOMINAL_TURNS_PER_S * seconds / VERSIONS_PER_WINDOW / payloads.MEAN_TURNS
     groups = -(-max(int(nominal), slots // SHARE_OF_SLOTS) // GROUP_SIZE)
     alpha = max(1, -(-2 * slots // (groups * GROUP_SIZE)))
     return FlowConfig(alpha=alpha, groups_per_step=groups, group_size=GROUP_SIZE)
@@ -129,16 +130,16 @@ def _measure(run: RunDir, engines: int, slots: int, seconds: float) -> Row:
     flow = flow_of(slots, seconds)
     _configure(run, flow, engines)
     with _controller(run) as (pid, address):
-        plan = load.Plan(str(run.path), address, pid, engines, slots, seconds)
+        plan = driver.LoadPlan(str(run.path), address, pid, engines, slots, seconds)
         command = [sys.executable, "-m", "rollart_hpc.bench.load", msgspec.json.encode(plan).decode()]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         log = (run.path / "controller.log").read_text()[-2000:]
         raise SiteError(f"{engines} engines, {slots} slots: {done.stderr.strip()[-2000:]}\ncontroller: {log}")
-    return _row(engines, slots, flow, msgspec.json.decode(done.stdout, type=load.Told))
+    return _row(engines, slots, flow, msgspec.json.decode(done.stdout, type=driver.LoadFigures))
 
 
-def _row(engines: int, slots: int, flow: FlowConfig, told: load.Told) -> Row:
+def _row(engines: int, slots: int, flow: FlowConfig, told: driver.LoadFigures) -> Row:
     full, half = told.saturated, told.paced
     return Row(
         engines=engines,
@@ -157,7 +158,7 @@ def _row(engines: int, slots: int, flow: FlowConfig, told: load.Told) -> Row:
     )
 
 
-def bound_by(window: load.Window) -> str:
+def bound_by(window: Window) -> str:
     """The Python thread that had no rest; or all cores; or none of these: it waited for something else."""
     if max(window.controller.main_share, window.load.main_share) >= USED_UP:
         return "controller" if window.controller.main_share >= window.load.main_share else "load"

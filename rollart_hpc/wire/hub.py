@@ -11,6 +11,7 @@ with the one before it, and what a superseded process still sends is told apart.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import Counter
 
@@ -31,6 +32,7 @@ Incoming = tuple[str, AnyMessage, list[Frame]]
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"  # fixed by ZeroMQ's RFC 27, private to this hub's context
 LOG_EVERY_S = 5.0
+MOST_EVENTS = 1000  # of connections, read at a time
 HANDSHAKE_FAILURES = {
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "wrong key",
     int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "not our protocol, or encrypted for another controller",
@@ -69,6 +71,7 @@ class Hub:
             | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
             | zmq.EVENT_HANDSHAKE_SUCCEEDED
             | zmq.EVENT_ACCEPTED
+            | zmq.EVENT_ACCEPT_FAILED
             | zmq.EVENT_DISCONNECTED
         )
         try:
@@ -216,11 +219,15 @@ class Hub:
 
     def _read_monitor(self) -> None:
         """A success does not tell whose it was: a connection with none in its time was a stranger's for certain."""
-        while self._monitor.poll(0):
+        for _ in range(MOST_EVENTS):  # a listener that can't accept tells so without end
+            if not self._monitor.poll(0):
+                return
             event = zmq.utils.monitor.recv_monitor_message(self._monitor)
             kind, value = int(event["event"]), int(event["value"])
             if kind in HANDSHAKE_FAILURES:
                 self._complain("refused_handshakes", HANDSHAKE_FAILURES[kind])
+            elif kind == zmq.EVENT_ACCEPT_FAILED:
+                self._complain("refused_connections", f"{os.strerror(value)}; if files ran out, raise `ulimit -Hn`")
             elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._num_shaken += 1
             elif kind == zmq.EVENT_ACCEPTED:

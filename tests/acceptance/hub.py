@@ -47,6 +47,8 @@ def page(figures: Figures, goals: list[tuple[str, str, bool]]) -> list[str]:
         "first connect to the last Welcome. Counts are of the saturated and of the paced window: versions committed;",
         "installs on the engine that had fewest; groups trained; trajectories scored; turns of the engines with fewest",
         'and most. "Bound by" is the Python thread that had no rest, or `cores` if both were used up.',
+        "Versions come as fast as groups complete: the batch of each row is sized so that some seven fall into a",
+        "window, and the staleness bound so that trajectories are not dropped for it (`batch`, `alpha` in `hub.json`).",
         "",
         *table([*head, "p99 ms saturated", "counts, saturated", "counts, paced", "bound by"], cells),
         "",

@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from rollart_hpc.bench import hub, load
-from rollart_hpc.bench.load_roles import MOST_TURNS, num_turns
+from rollart_hpc.bench import hub
+from rollart_hpc.bench.load.counts import Cpu, Window
+from rollart_hpc.bench.load.driver import INSTALLS, identities_of
+from rollart_hpc.bench.load.payloads import MOST_TURNS, num_turns
 from rollart_hpc.errors import UserError
 
 
@@ -17,7 +19,7 @@ def test_every_engine_serves_and_installs_while_groups_are_trained() -> None:
     assert (row.engines, row.slots, row.workers) == (3, 60, 3 + 1 + 2 + 1 + 1)  # engines, env, relays, reward, trainer
     for window in (row.saturated, row.paced):
         assert 0 < window.fewest_turns <= window.most_turns
-        assert window.fewest_installs >= load.INSTALLS and window.versions > 0
+        assert window.fewest_installs >= INSTALLS and window.versions > 0
         assert window.groups > 0 and window.scores > 0
         assert 0 < window.p50_ms <= window.p99_ms and 0 < window.busy <= 1
         assert window.controller.us_per_turn > 0 and window.load.us_per_turn > 0
@@ -41,9 +43,11 @@ def test_each_number_of_engines_is_measured_with_each_number_of_slots() -> None:
 
 
 def test_everybody_has_a_seat_and_every_engine_a_relay_on_its_node() -> None:
-    seats = load.seats_of(2500, 10_000)
-    by_role = {role: [s for s in seats if s.role == role] for role in ("engine", "relay", "env", "reward", "trainer")}
-    assert len(seats) == len({s.name for s in seats}) >= 3000
+    identities = identities_of(2500, 10_000)
+    by_role = {
+        role: [s for s in identities if s.role == role] for role in ("engine", "relay", "env", "reward", "trainer")
+    }
+    assert len(identities) == len({s.name for s in identities}) >= 3000
     assert {s.node for s in by_role["engine"]} < {s.node for s in by_role["relay"]}
     assert sum(s.capacity for s in by_role["env"]) == 10_000 and len(by_role["engine"]) == 2500
     assert by_role["trainer"][0].node in {s.node for s in by_role["relay"]}
@@ -58,9 +62,9 @@ def test_the_longest_trajectories_are_not_stale_before_they_end(slots: int) -> N
     assert flow.groups_per_step * flow.group_size * (1 + flow.alpha) >= slots  # so that slots stay busy
 
 
-def _window(controller: float, controller_main: float, other: float, other_main: float) -> load.Window:
-    cpus = load.Cpu(controller, controller_main, 1.0), load.Cpu(other, other_main, 1.0)
-    return load.Window(1.0, 1.0, 1.0, 1.0, *cpus, 1, 1, 5, 5, 5, 1, 1, 0, 1.0)
+def _window(controller: float, controller_main: float, other: float, other_main: float) -> Window:
+    cpus = Cpu(controller, controller_main, 1.0), Cpu(other, other_main, 1.0)
+    return Window(1.0, 1.0, 1.0, 1.0, *cpus, 1, 1, 5, 5, 5, 1, 1, 0, 1.0)
 
 
 def test_it_says_what_was_used_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The sockets of the load: a DEALER for each worker, served by one thread. Owns contexts, polling and heartbeats;
+"""The sockets of the load: a DEALER for each peer, served by one thread. Owns contexts, polling and heartbeats;
 knows no role.
 
 `zmq.Poller` looks at every socket at every call. Here epoll watches the file descriptor of each socket, so that a
@@ -33,7 +33,7 @@ LOOKS = 4  # at each worker in the time of a heartbeat
 
 
 @dataclass(frozen=True)
-class Seat:
+class Identity:
     """Who a socket speaks for."""
 
     role: str
@@ -44,20 +44,33 @@ class Seat:
     version: int = -1
 
 
-class Worker:
-    """A DEALER under the name of a worker. `answer` is called with each message."""
+class Peer:
+    """A DEALER under the name of a peer. `answer` is called with each message."""
 
-    def __init__(self, context: zmq.Context[Any], address: str, keys: ClientKeys, seat: Seat, answer: Answer) -> None:
-        self.seat, self.answer = seat, answer
+    def __init__(
+        self, context: zmq.Context[Any], address: str, keys: ClientKeys, identity: Identity, answer: Answer
+    ) -> None:
+        self.identity, self.answer = identity, answer
         self.unsent = self.unheard = self.unbeaten = 0  # looks of `Sockets` since the last of each
         self.socket = context.socket(zmq.DEALER)
-        self.socket.identity = identity_of(seat.name, "1")
+        self.socket.identity = identity_of(identity.name, "1")
         self.socket.curve_publickey, self.socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
         self.socket.curve_serverkey = keys.server_public.encode()
         self.socket.sndhwm = self.socket.rcvhwm = 20_000
         self.socket.linger = 0
         self.socket.connect(address)
-        hello = seat.role, seat.name, seat.node, seat.pool, seat.capacity, __version__, 1, "1", 0, seat.version
+        hello = (
+            identity.role,
+            identity.name,
+            identity.node,
+            identity.pool,
+            identity.capacity,
+            __version__,
+            1,
+            "1",
+            0,
+            identity.version,
+        )
         self.send(ms.Hello(*hello))
 
     def send(self, message: ms.Message, *frames: bytes) -> None:
@@ -75,7 +88,7 @@ class Worker:
             message = ms.decode(parts[0])
             if isinstance(message, LOST):
                 why = message.reason if isinstance(message, ms.Refused) else "the controller lost it"
-                raise SiteError(f"{self.seat.name}: {why}", "look for the reason in the controller's log")
+                raise SiteError(f"{self.identity.name}: {why}", "look for the reason in the controller's log")
             self.answer(self, message)
 
     def beat_if_due(self) -> None:
@@ -89,37 +102,37 @@ class Worker:
             self.read()
 
 
-Answer = Callable[[Worker, ms.AnyMessage], None]
+Answer = Callable[[Peer, ms.AnyMessage], None]
 
 
 class Sockets:
     """All workers of the load."""
 
     def __init__(self, address: str, keys: ClientKeys) -> None:
-        self.workers: list[Worker] = []
+        self.peers: list[Peer] = []
         self._address, self._keys = address, keys
         self._contexts: list[zmq.Context[Any]] = []
         self._epoll = select.epoll()
-        self._by_fd: dict[int, Worker] = {}
+        self._by_fd: dict[int, Peer] = {}
         self._look_s = float("inf")  # when the next worker is looked at
         self._look_every_s = 0.0
         self._num_looks = 0
 
-    def connect(self, seats: list[Seat], answer: Answer) -> None:
-        _need_files(FILES_PER_SOCKET * len(seats) + SPARE_FILES)
-        for number, seat in enumerate(seats):
+    def connect(self, identities: list[Identity], answer: Answer) -> None:
+        _need_files(FILES_PER_SOCKET * len(identities) + SPARE_FILES)
+        for number, identity in enumerate(identities):
             if number % SOCKETS_PER_CONTEXT == 0:
                 self._contexts.append(zmq.Context())
-            worker = Worker(self._contexts[-1], self._address, self._keys, seat, answer)
-            self.workers.append(worker)
-            fd = int(worker.socket.getsockopt(zmq.FD))
-            self._by_fd[fd] = worker
+            peer = Peer(self._contexts[-1], self._address, self._keys, identity, answer)
+            self.peers.append(peer)
+            fd = int(peer.socket.getsockopt(zmq.FD))
+            self._by_fd[fd] = peer
             self._epoll.register(fd, select.EPOLLIN)
-            worker.read()
+            peer.read()
 
     def beat_every(self, seconds: float) -> None:
         """One worker after the other, as processes that know nothing of each other do."""
-        self._look_every_s, self._look_s = seconds / LOOKS / len(self.workers), time.monotonic()
+        self._look_every_s, self._look_s = seconds / LOOKS / len(self.peers), time.monotonic()
 
     def serve(self, wait_s: float) -> None:
         """Read what is there, or what comes within `wait_s`."""
@@ -128,7 +141,7 @@ class Sockets:
         now = time.monotonic()
         while self._look_s <= now:
             self._look_s += self._look_every_s
-            self.workers[self._num_looks % len(self.workers)].beat_if_due()
+            self.peers[self._num_looks % len(self.peers)].beat_if_due()
             self._num_looks += 1
 
 
