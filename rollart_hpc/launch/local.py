@@ -14,12 +14,14 @@ from rollart_hpc.errors import RollartError, UserError
 from rollart_hpc.extras import need
 from rollart_hpc.launch.base_model import prepare_model
 from rollart_hpc.launch.leader import find_mpiexec
-from rollart_hpc.launch.ownership import read_ownership, supervisor_pid, write_ownership
+from rollart_hpc.launch.ownership import has_finished, supervisor_pid, write_ownership
 from rollart_hpc.launch.place import LocalPlace
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.preloaded import Preloaded, preloaded_roles
-from rollart_hpc.launch.supervisor import Outcome, Screen, Supervisor
+from rollart_hpc.launch.screen import Screen
+from rollart_hpc.launch.supervisor import Outcome, Supervisor
 from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import RunState
 
 
 def start_run(config: RunConfig, site: SiteConfig, run: RunDir, screen: Screen) -> Outcome:
@@ -38,7 +40,7 @@ def resume_run(run: RunDir, screen: Screen) -> Outcome:
     pid = supervisor_pid(run)
     if pid is not None:
         raise UserError(f"{run.path} is still running (pid {pid})", f"end it first: rollart-hpc cancel {run.path}")
-    if read_ownership(run).get("state") == "finished":
+    if has_finished(run):
         raise UserError(f"{run.path} has finished all its {config.steps} steps", "start a new run")
     _need_backends(config)
     return _carry_out(run, config, screen)
@@ -61,7 +63,7 @@ def _prepare(run: RunDir, config: RunConfig, screen: Screen, preloaded: Preloade
         prepare_model(run, config, screen.say, preloaded)
     except RollartError as error:
         with suppress(RollartError):
-            write_ownership(run, run.last_attempt(), (), "failed", error.what)
+            write_ownership(run, run.last_attempt(), (), RunState.FAILED, error.what)
         raise
 
 

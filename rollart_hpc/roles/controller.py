@@ -3,7 +3,7 @@
     message -> member event or flow event -> core -> commands -> messages
                                                   -> ledger, metrics, status, checkpoints (journal)
 
-Starts without torch. Exit codes: 0 finished, 3 failed, 5 drained.
+Starts without torch. Its exit code is that of the state the run ended in (`vocabulary.RunState`).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from rollart_hpc.roles.start import Start, run_role
 from rollart_hpc.roles.translate import event_of, message_of
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Frame, Role
+from rollart_hpc.vocabulary import EventKind, ProcessState, RunState
 from rollart_hpc.wire import keys, members
 from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.hub import Hub
@@ -38,7 +39,6 @@ from rollart_hpc.wire.interfaces import address_of
 
 TICK_S = 0.2
 FAREWELL_S = 15.0
-EXIT_OF = {"finished": 0, "failed": 3, "drained": 5}
 
 log = logging.getLogger("rollart_hpc.controller")
 
@@ -57,7 +57,7 @@ class Controller:
         )
         self.journal = Journal(start.run, start.config, self.core, self.hub.counters)
         self.pending: deque[ev.Event] = deque()
-        self.ending = ""
+        self.ending: RunState | None = None
         self._silent: dict[str, tuple[float, ms.Hello]] = {}  # lost, perhaps to come back; until when
         self._next_tick = 0.0
         self._commit: ms.Committed | None = None
@@ -74,11 +74,12 @@ class Controller:
         return f"tcp://{self.hub.host}:{self.hub.port}"
 
     def run(self) -> int:
-        while not self.ending:
+        while self.ending is None:
             self._receive(0.0 if self.core.has_backlog else max(0.0, self._next_tick - time.monotonic()))
             self._tick_if_due()
-        self._farewell()
-        return EXIT_OF[self.ending]
+        self._farewell(self.ending)
+        assert self.ending.exit_code is not None
+        return self.ending.exit_code
 
     # --- in ----------------------------------------------------------------------------------
 
@@ -131,8 +132,8 @@ class Controller:
             place = hello.node, hello.pool, hello.capacity
             self.pending.append(ev.Joined(hello.name, role, *place, hello.attempt, hello.version, hello.num_ranks))
         else:
-            self.journal.gone(hello, change.reason, change.is_leaving)
-            if change.is_silent:
+            self.journal.gone(hello, change.reason, change.state)
+            if change.state is ProcessState.SILENT:
                 self._silent[hello.name] = (time.monotonic() + self.config.timeouts.silence_s, hello)
             self.pending.append(ev.Lost(hello.name, change.reason))
 
@@ -224,7 +225,7 @@ class Controller:
             checkpoints.abandon(self.run_dir, message.version)
         else:
             checkpoints.commit(self.run_dir, message.version, self.core.attempt, self.config.checkpoint.keep)
-            self.journal.event("checkpoint", str(message.version))
+            self.journal.event(EventKind.CHECKPOINT, str(message.version))
 
     def _warn(self, c: ev.Warn) -> None:
         log.warning("%s: %s: %s", c.what, c.task, c.detail)
@@ -235,11 +236,11 @@ class Controller:
         self.ending = c.state
         self.journal.ended(c.state, c.reason)
 
-    def _farewell(self) -> None:
+    def _farewell(self, ending: RunState) -> None:
         """Tell everyone to stop and give them a moment to go."""
         for name, hello in self.members.alive.items():
             if hello.role != "supervisor":
-                self.hub.send(name, ms.Stop(self.ending))
+                self.hub.send(name, ms.Stop(ending))
         deadline = time.monotonic() + FAREWELL_S
         while time.monotonic() < deadline and any(h.role != "supervisor" for h in self.members.alive.values()):
             for name, message, _ in self.hub.poll(0.2):

@@ -162,7 +162,7 @@ class Ended(Message):
 
     trajectory: str
     issue: int
-    status: str  # "done" or a failure: the reasons are in docs/runs.md
+    status: str  # vocabulary.DONE or a DropReason
     detail: str
     num_turns: int
     num_tokens: int

@@ -87,7 +87,7 @@ def control(start: Start) -> int:
             {
                 "attempt": start.attempt, "state": "running", "progress": progress, "joined": joined, "exited": exited,
                 "workers": {role: {"alive": count} for role, count in alive.items()},
-                "checkpoint": str(start.checkpoint),
+                "started_from": str(start.checkpoint),
             },
         )  # fmt: skip
         if (start.run.path / "end").exists():

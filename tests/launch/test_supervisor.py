@@ -176,7 +176,7 @@ def test_a_killed_controller_restarts_everything_from_the_checkpoint(drive: Driv
     procs = driven.procs()
     driven.kill("controller")
     driven.until_all_joined(attempt=2)
-    assert driven.status()["checkpoint"] == str(driven.run.checkpoint(3))
+    assert driven.status()["started_from"] == str(driven.run.checkpoint(3))
     assert not {proc["pid"] for proc in procs.values()} & {proc["pid"] for proc in driven.procs().values()}
     first, second = (driven.run.keys(n) / "client.key" for n in (1, 2))
     assert first.read_bytes() != second.read_bytes()

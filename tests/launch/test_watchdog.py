@@ -1,16 +1,15 @@
 from __future__ import annotations
 
-from typing import Any
-
 from rollart_hpc.config.schema import RunConfig, TimeoutConfig, TrainerConfig
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.watchdog import Watchdog
+from rollart_hpc.observe.status import Status, WorkerStatus
 
 ALL = {"env": 1, "engine": 2, "relay": 2, "trainer": 1, "reward": 1}  # of two trainer ranks the first one joins
 
 
-def status(progress: int, **alive: int) -> dict[str, Any]:
-    return {"progress": progress, "workers": {role: {"alive": count} for role, count in alive.items()}}
+def status(progress: int, **alive: int) -> Status:
+    return Status(progress=progress, workers={role: WorkerStatus(alive=count) for role, count in alive.items()})
 
 
 def make() -> Watchdog:
@@ -22,7 +21,6 @@ def make() -> Watchdog:
 
 def test_the_start_has_a_limit_whatever_moves() -> None:
     watchdog = make()
-    watchdog.see(None, 101)
     watchdog.see(status(1, **{**ALL, "engine": 1}), 109)
     assert watchdog.verdict(110) == ""
     assert "missing: 1 engine" in watchdog.verdict(110.1)

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollart_hpc.config.schema import ElasticConfig, RewardConfig
 from rollart_hpc.launch.elastic.scaling import LONGEST_PAUSE_S, Elastic, Scaler
+from rollart_hpc.observe.status import Status, WorkerStatus
+from rollart_hpc.vocabulary import RunState
 
 SETTINGS = ElasticConfig(max_workers=4, queue_per_worker=10, settle_s=5.0, idle_s=30.0)
 
@@ -80,8 +80,8 @@ class FakeWorkers:
         self.log.append("end")
 
 
-def status(to_score: int, alive: int = 0, state: str = "running") -> dict[str, Any]:
-    return {"state": state, "to_score": to_score, "workers": {"reward": {"alive": alive}}}
+def status(to_score: int, alive: int = 0, state: RunState = RunState.RUNNING) -> Status:
+    return Status(state=state, to_score=to_score, workers={"reward": WorkerStatus(alive=alive)})
 
 
 def test_a_run_that_waits_for_workers_in_the_queue_is_not_idle() -> None:
