@@ -23,7 +23,7 @@ from rollart_hpc.bench import load, load_roles
 from rollart_hpc.config.resolved import write_resolved
 from rollart_hpc.config.schema import (
     CheckpointConfig,
-    FlowSettings,
+    FlowConfig,
     PoolConfig,
     RunConfig,
     TaskConfig,
@@ -104,7 +104,7 @@ def bench_hub(settings: Settings, say: Callable[[str], None]) -> list[Row]:
     return rows
 
 
-def flow_of(slots: int, seconds: float) -> FlowSettings:
+def flow_of(slots: int, seconds: float) -> FlowConfig:
     """A batch small enough for some versions a window, and a staleness bound that lets trajectories live so long.
 
     A trajectory lives for slots / batch steps on average, and the longest in a group for half as long again.
@@ -112,10 +112,10 @@ def flow_of(slots: int, seconds: float) -> FlowSettings:
     nominal = NOMINAL_TURNS_PER_S * seconds / VERSIONS_PER_WINDOW / load_roles.MEAN_TURNS
     groups = -(-max(int(nominal), slots // SHARE_OF_SLOTS) // GROUP_SIZE)
     alpha = max(1, -(-2 * slots // (groups * GROUP_SIZE)))
-    return FlowSettings(alpha=alpha, groups_per_step=groups, group_size=GROUP_SIZE)
+    return FlowConfig(alpha=alpha, groups_per_step=groups, group_size=GROUP_SIZE)
 
 
-def _configure(run: RunDir, flow: FlowSettings, engines: int) -> None:
+def _configure(run: RunDir, flow: FlowConfig, engines: int) -> None:
     run.create()
     make_keys(run.keys(run.begin_attempt()))
     config = RunConfig(name="bench-hub", steps=1_000_000, tasks={"load": TaskConfig(name="load")}, flow=flow)
@@ -138,7 +138,7 @@ def _measure(run: RunDir, engines: int, slots: int, seconds: float) -> Row:
     return _row(engines, slots, flow, msgspec.json.decode(done.stdout, type=load.Told))
 
 
-def _row(engines: int, slots: int, flow: FlowSettings, told: load.Told) -> Row:
+def _row(engines: int, slots: int, flow: FlowConfig, told: load.Told) -> Row:
     full, half = told.saturated, told.paced
     return Row(
         engines=engines,

@@ -159,9 +159,7 @@ class Environments:
     def _ask(self, slot: Slot, due_s: float) -> None:
         slot.asked_s = due_s
         prefix = slot.turn * TURN_TOKENS
-        wanted = ms.TurnWanted(
-            slot.trajectory, slot.issue, slot.turn, prefix, 0, PROMPT_TOKENS, ANSWER_TOKENS, slot.turn == 0
-        )
+        wanted = ms.TurnWanted(slot.trajectory, slot.issue, slot.turn, prefix, 0, ANSWER_TOKENS, slot.turn == 0)
         slot.worker.send(wanted, _PROMPT)
 
 
@@ -198,7 +196,7 @@ class Engines:
         name = worker.seat.name
         if isinstance(message, ms.Generate):
             self.counts.turns[name] += 1
-            done = ms.Generated(message.request, message.trajectory, "stop", PROMPT_TOKENS, ANSWER_TOKENS)
+            done = ms.Generated(message.request, message.trajectory, PROMPT_TOKENS, ANSWER_TOKENS)
             worker.send(done, *answer_of(self.installed[name]))
         elif isinstance(message, ms.Install):
             done_ = ms.Installed(message.attempt, message.version, 0, 0.0, 0.0)

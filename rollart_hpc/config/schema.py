@@ -34,7 +34,7 @@ __all__ = [
     "ElasticConfig",
     "EngineConfig",
     "EnvConfig",
-    "FlowSettings",
+    "FlowConfig",
     "JobConfig",
     "Latency",
     "LoraConfig",
@@ -72,7 +72,7 @@ class ModelConfig:
 
 
 @dataclass
-class FlowSettings:
+class FlowConfig:
     alpha: int = key(
         1,
         "staleness bound in versions: step n trains only on trajectories that began under version n - alpha or newer; "
@@ -236,7 +236,7 @@ class RunConfig:
         metadata={"help": "the tasks to train on, by name or by path of the task file; keys below override the file"},
     )
     model: ModelConfig = part(ModelConfig, "the model to train")
-    flow: FlowSettings = part(FlowSettings, "batches, groups and staleness")
+    flow: FlowConfig = part(FlowConfig, "batches, groups and staleness")
     validation: ValidationConfig = part(ValidationConfig, "trajectories on held-out seeds")
     algorithm: AlgorithmConfig = part(AlgorithmConfig, "advantages and loss")
     trainer: TrainerConfig = part(TrainerConfig, "the trainer and its ranks")

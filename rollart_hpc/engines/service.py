@@ -128,7 +128,6 @@ class Service:
         message = Generated(
             request=done.request,
             trajectory=done.trajectory,
-            finish=done.finish,
             num_prefill_tokens=done.num_prefill_tokens,
             num_decode_tokens=done.num_decode_tokens,
             queue_s=done.queue_s,

@@ -82,7 +82,6 @@ class EnvTrajectory:
             turn=self.num_turns,
             prefix_tokens=prefix.num_tokens,
             prefix_hash=prefix.value,
-            num_new_tokens=len(ids),
             max_new_tokens=self.room,
             full=full,
         )

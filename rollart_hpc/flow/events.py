@@ -188,8 +188,6 @@ class Play:
     task: str
     seed: int
     sample_seed: int
-    temperature: float
-    purpose: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,7 @@ class Trajectories:
         """Nothing more will come of it."""
         if self.all.pop(trajectory.id, None) is not None:
             self._counts[trajectory.is_training][trajectory.state] -= 1
+            trajectory.group = None  # no cycle is left behind for the garbage collector
             self.emit(ev.Release(trajectory.id))
 
     def again(self, trajectory: Trajectory, delay_s: float = 0.0) -> None:
@@ -311,7 +312,7 @@ class Trajectories:
         trajectory.env = worker.name
         self._set(trajectory, State.STEPPING)
         t = trajectory
-        self.emit(ev.Play(worker.name, t.id, t.issue, t.task, t.seed, t.sample_seed, self._temperature(t), t.purpose))
+        self.emit(ev.Play(worker.name, t.id, t.issue, t.task, t.seed, t.sample_seed))
 
     def _generate(self, trajectory: Trajectory, engine: Worker, stage: Stage) -> None:
         self.router.spend(trajectory, engine, stage)

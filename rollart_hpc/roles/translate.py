@@ -83,7 +83,7 @@ def message_of(c: ev.Command) -> tuple[str, ms.Message] | None:
     """Receiver and message of a command that carries no payload; None if it needs more than a message."""
     match c:
         case ev.Play():
-            return c.worker, ms.Play(c.trajectory, c.issue, c.task, c.seed, c.sample_seed, c.temperature, c.purpose)
+            return c.worker, ms.Play(c.trajectory, c.issue, c.task, c.seed, c.sample_seed)
         case ev.CancelPlay():
             return c.worker, ms.Cancel(c.trajectory, c.issue, c.reason)
         case ev.AskAgain():

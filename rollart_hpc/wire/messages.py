@@ -124,8 +124,6 @@ class Play(Message):
     task: str
     seed: int  # seed of the environment, shared by the group
     sample_seed: int  # seed of this member's sampling; turn t samples with (sample_seed, t)
-    temperature: float
-    purpose: str
 
 
 class Cancel(Message):
@@ -144,7 +142,6 @@ class TurnWanted(Message):
     turn: int
     prefix_tokens: int
     prefix_hash: int  # types of hash: wire.prefix.PrefixHash
-    num_new_tokens: int
     max_new_tokens: int
     full: bool
 
@@ -221,7 +218,6 @@ class Generated(Message):
 
     request: int
     trajectory: str
-    finish: str  # "stop" (end-of-turn token sampled, included) or "length"
     num_prefill_tokens: int
     num_decode_tokens: int
     queue_s: float = 0.0

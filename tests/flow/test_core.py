@@ -202,7 +202,7 @@ def test_while_weights_travel_a_group_begins_on_the_older_version_if_the_next_st
     new, last = scene.groups()
     assert scene.turn(new[0], version=0), "one of the two places of step 1 is left"
     assert scene.turn(new[1], version=0), "siblings of a group that has begun may too"
-    scene.out = [ev.Play("env", p.trajectory, 0, "a", 0, 0, 1.0, "train") for p in last]
+    scene.out = [ev.Play("env", p.trajectory, 0, "a", 0, 0) for p in last]
     scene.check_waits_for(WeightsId(1, 1), "engine-c")
 
 

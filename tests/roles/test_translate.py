@@ -11,7 +11,7 @@ from rollart_hpc.types import WeightsId
 from rollart_hpc.vocabulary import DropReason
 from rollart_hpc.wire import messages as ms
 
-GENERATED = ms.Generated(7, "t", "stop", 10, 3)
+GENERATED = ms.Generated(7, "t", 10, 3)
 
 
 def frames(*versions: int, ids: int | None = None) -> list[bytes]:
