@@ -47,9 +47,9 @@ from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import ExitCode, RunState
 from rollart_hpc.wire.keys import load_client, make_keys
 from rollart_hpc.wire.link import Link, LinkClosed
-from rollart_hpc.wire.messages import Drain, Exited, Hello, Message, Silent, Warned
+from rollart_hpc.wire.messages import Drain, Exited, Hello, Message, Progress, Silent, Warned
 
-TICK_S = 1.0  # how often the status is looked at
+TICK_S = 1.0  # between two looks at time limits, elastic workers and what the user sees
 WELCOME_S = 20.0  # the controller answers the supervisor within
 STOP_S = 10.0  # workers get so long to end by themselves after the controller
 LEAVE_S = 3.0  # relays, after a drained one, to free the memory of their nodes
@@ -87,6 +87,7 @@ class Supervisor:
         self._controller_attempt = 0
         self._ready: int | None = None  # where the controller tells its address
         self._link: Link | None = None
+        self._told: Progress | None = None  # by this attempt's controller, last
         self._draining = self._hurries = False
         self._outcome: Outcome | None = None
         self._ticked_s = 0.0
@@ -134,11 +135,11 @@ class Supervisor:
         self._timers.append((time.monotonic() + delay_s, action))
 
     def _tick(self, now: float) -> None:
+        told = self._told if self._link is not None and not self._draining else None
+        if told is not None and self._elastic.tick(told, now):
+            self._watchdog.touch(now)
         status = self._status()
         if status is not None:
-            self._watchdog.see(status, now)
-            if not self._draining and self._link is not None and self._elastic.tick(status, now):
-                self._watchdog.touch(now)
             self._screen.show(status)
         if self._place.left_s() <= 0 and not self._draining:
             self._drain("limit", "the time of the job is up")
@@ -157,6 +158,7 @@ class Supervisor:
         attempt = self._crew.attempt = self._controller_attempt = self._run.begin_attempt()
         make_keys(self._run.keys(attempt))
         self._watchdog.reset(time.monotonic())
+        self._told = None
         self._note(f"attempt {attempt} begins {self._origin()}")
         self._ready, write = os.pipe()
         try:
@@ -352,6 +354,9 @@ class Supervisor:
                     self._drain("signal", f"{received[0].name} was told that its time will be up")
                 if isinstance(received[0], Silent):
                     silent.append(received[0])
+                if isinstance(received[0], Progress):
+                    self._told = received[0]
+                    self._watchdog.see(self._told, time.monotonic())
         except LinkClosed as error:
             self._note(str(error))
             self._close_link("closed")
@@ -371,8 +376,10 @@ class Supervisor:
             self._link.send(message)
 
     def _status(self) -> Status | None:
-        """What this attempt's controller wrote down last."""
-        status = read_status(self._run.status)
+        """What this attempt's controller wrote down last, for the user; decisions are made on what it says itself."""
+        status = None
+        with suppress(RollartError):  # a damaged one is written anew in a moment
+            status = read_status(self._run.status)
         return status if status is not None and status.attempt >= self._controller_attempt else None
 
     def _note(self, text: str, is_news: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Does the run move? Owns the two time limits; is told the time and what the controller reports."""
+"""Does the run move? Owns the two time limits; is told the time and what the controller reports over the link."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rollart_hpc.config.schema import TimeoutConfig
 from rollart_hpc.launch.plan import Plan, Proc
-from rollart_hpc.observe.status import Status
+from rollart_hpc.wire.messages import Progress
 
 
 @dataclass
@@ -36,14 +36,14 @@ class Watchdog:
         """Something else than the controller showed life, e.g. a process was started again."""
         self._since_s = now
 
-    def see(self, status: Status, now: float) -> None:
-        """What status.json of this attempt says."""
-        if status.progress != self._progress:
-            self._progress = status.progress
+    def see(self, told: Progress, now: float) -> None:
+        """What the controller of this attempt says."""
+        if told.progress != self._progress:
+            self._progress = told.progress
             if self._started:
                 self._since_s = now
         if not self._started:
-            self._missing = self._still_missing(status)
+            self._missing = self._still_missing(told)
             if not self._missing:
                 self._started, self._since_s = True, now
 
@@ -57,7 +57,6 @@ class Watchdog:
             return f"nothing moved for timeouts.idle_s = {self.timeouts.idle_s:g} s"
         return ""
 
-    def _still_missing(self, status: Status) -> dict[str, int]:
-        alive = {role: workers.alive for role, workers in status.workers.items()}
-        left = {role: count - alive.get(role, 0) for role, count in self._wanted.items()}
+    def _still_missing(self, told: Progress) -> dict[str, int]:
+        left = {role: count - told.alive.get(role, 0) for role, count in self._wanted.items()}
         return {role: count for role, count in left.items() if count > 0}

@@ -38,7 +38,9 @@ from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.hub import Hub
 from rollart_hpc.wire.interfaces import address_of
 
+SUPERVISOR = "supervisor"
 TICK_S = 0.2
+PROGRESS_S = 1.0  # the supervisor hears at most so often how the run gets on
 FAREWELL_S = 15.0
 
 log = logging.getLogger("rollart_hpc.controller")
@@ -61,6 +63,8 @@ class Controller:
         self.ending: RunState | None = None
         self._silent: dict[str, tuple[float, ms.Hello]] = {}  # lost, perhaps to come back; until when
         self._next_tick = 0.0
+        self._told: ms.Progress | None = None  # to the supervisor, last
+        self._told_s = 0.0
         self._commit: ms.Committed | None = None
         self._carry_out: dict[type, Callable[[Any], None]] = {
             ev.Generate: self._generate, ev.Deliver: self._deliver, ev.Score: self._score,
@@ -102,7 +106,7 @@ class Controller:
             self.hub.counters["bad_messages"] += 1
             return
         if isinstance(message, ms.Warned):
-            self.hub.send("supervisor", message)
+            self.hub.send(SUPERVISOR, message)
         self.journal.saw(message)
         self._keep(message, frames)
         if event is not None:
@@ -129,6 +133,8 @@ class Controller:
         if isinstance(change, members.Joined):
             self._silent.pop(hello.name, None)
             self.journal.joined(hello)
+            if hello.name == SUPERVISOR:
+                self._told = None
             role = cast(Role, hello.role)  # checked by members
             place = hello.node, hello.pool, hello.capacity
             self.pending.append(ev.Joined(hello.name, role, *place, hello.attempt, hello.version, hello.num_ranks))
@@ -149,13 +155,22 @@ class Controller:
         self._settle()
         self._give_up_silent(now)
         self.journal.tick(now)
+        if now >= self._told_s + PROGRESS_S:
+            self._told_s = now
+            self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        """To the watchdog and the elastic scaling, if it is news."""
+        progress = self.journal.progress()
+        if progress != self._told and SUPERVISOR in self.core.workers and self.hub.send(SUPERVISOR, progress):
+            self._told = progress
 
     def _give_up_silent(self, now: float) -> None:
         """Who was busy beyond measure comes back; who stays silent for as long again is stopped or stuck."""
         for name, (due_s, hello) in list(self._silent.items()):
             if now >= due_s:
                 del self._silent[name]
-                self.hub.send("supervisor", ms.Silent(name, hello.incarnation))
+                self.hub.send(SUPERVISOR, ms.Silent(name, hello.incarnation))
 
     # --- out ---------------------------------------------------------------------------------
 
@@ -237,14 +252,15 @@ class Controller:
         log.info("%s: %s", c.state, c.reason)
         self.ending = c.state
         self.journal.ended(c.state, c.reason)
+        self._tell_progress()
 
     def _farewell(self, ending: RunState) -> None:
         """Tell everyone to stop and give them a moment to go."""
         for name, hello in self.members.alive.items():
-            if hello.role != "supervisor":
+            if hello.role != SUPERVISOR:
                 self.hub.send(name, ms.Stop(ending))
         deadline = time.monotonic() + FAREWELL_S
-        while time.monotonic() < deadline and any(h.role != "supervisor" for h in self.members.alive.values()):
+        while time.monotonic() < deadline and any(h.role != SUPERVISOR for h in self.members.alive.values()):
             for name, message, _ in self.hub.poll(0.2):
                 self.members.handle(name, message)
         self.journal.close()

@@ -180,6 +180,10 @@ class Journal:
         }
         append_line(self.run.ledger, msgspec.json.encode(line).decode(), sync=True)
 
+    def progress(self) -> ms.Progress:
+        core = self.core
+        return ms.Progress(self._state, core.tally.progress, core.trajectories.num_to_score, dict(self._alive()))
+
     def _write_status(self) -> None:
         write_status(self.run.status, self.status())
 
@@ -257,11 +261,15 @@ class Journal:
         )
 
     def _workers(self) -> dict[str, WorkerStatus]:
-        alive: Counter[str] = Counter(worker.role for worker in self.core.workers.values())
-        alive["controller"] = 1
-        roll = self._roll
+        alive, roll = self._alive(), self._roll
         roles = sorted({*roll.joined, "env", "engine", "trainer", "reward"})
         return {role: WorkerStatus(roll.joined[role], roll.lost[role], alive[role], roll.left[role]) for role in roles}
+
+    def _alive(self) -> Counter[str]:
+        """By role."""
+        alive: Counter[str] = Counter(worker.role for worker in self.core.workers.values())
+        alive["controller"] = 1
+        return alive
 
     def _generated_tokens(self) -> int:
         return sum(task.decode_tokens for task in self.core.tally.tasks.values())

@@ -13,6 +13,7 @@ from typing import Union
 import msgspec
 
 from rollart_hpc.types import Frame
+from rollart_hpc.vocabulary import RunState
 
 PROTOCOL = 1
 MAX_FRAME_BYTES = 64 << 20
@@ -101,6 +102,15 @@ class Silent(Message):
 
     name: str
     incarnation: str
+
+
+class Progress(Message):
+    """controller -> supervisor, about once a second while it changes: what the watchdog and elastic scaling go by."""
+
+    state: RunState
+    progress: int  # grows while anything moves
+    to_score: int  # transcripts that wait for a reward worker or are with one
+    alive: dict[str, int]  # processes by role
 
 
 class Drain(Message):
@@ -402,7 +412,7 @@ class Saved(Message):
 
 
 AnyMessage = Union[
-    Hello, Welcome, Refused, WhoAreYou, Heartbeat, HeartbeatAck, Bye, Stop, Exited, Silent, Warned, Drain,
+    Hello, Welcome, Refused, WhoAreYou, Heartbeat, HeartbeatAck, Bye, Stop, Exited, Silent, Warned, Progress, Drain,
     Play, Cancel, TurnWanted, Resend, Ended,
     Generate, Abort, Forget, PrefixMissing, Prefilled, Generated,
     Published, PublishAgain, Adopt, Held, TransferOffer, TransferReady, TransferJoin, TransferFailed, TransferSent,
