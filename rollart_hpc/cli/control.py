@@ -19,7 +19,8 @@ from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.hardware import CPU, ENGINE_CLASSES
 from rollart_hpc.launch.command import environment, role_command
 from rollart_hpc.launch.ownership import ask_to_end, read_ownership, supervisor_pid
-from rollart_hpc.launch.plan import Proc, make_plan
+from rollart_hpc.launch.plan import Plan, Proc
+from rollart_hpc.launch.plan_file import read_plan
 from rollart_hpc.launch.process import Order
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.cancel import cancel_jobs
@@ -72,7 +73,7 @@ def join(args: argparse.Namespace) -> int:
             "an engine can't join a run on a cluster: staged weights reach only the nodes of its job",
             "ask for more engines at submission: pools.NAME.engines=N",
         )
-    proc = _new_proc(cast(Role, args.role), args.pool, config)
+    proc = _new_proc(cast(Role, args.role), args.pool, config, read_plan(run))
     proc = replace(proc, name=args.name or proc.name)
     threads = config.engine.threads if proc.role == "engine" else 1
     command = role_command(Order(proc, run.last_attempt(), Path(os.devnull)), run)
@@ -97,13 +98,13 @@ def _need_running(run: RunDir) -> None:
         raise UserError(f"{run.path} is not running", f"start it again: rollart-hpc resume {run.path}")
 
 
-def _new_proc(role: Role, pool: str, config: RunConfig) -> Proc:
+def _new_proc(role: Role, pool: str, config: RunConfig, plan: Plan) -> Proc:
     tag = f"join-{secrets.token_hex(3)}"
     if role != "engine":
         if pool:
             raise UserError(f"--pool {pool} is for engines only", f"leave it out for a worker of role {role}")
         return Proc(f"{role}-{tag}", role, CPU, socket.gethostname())
-    open_pools = _pools_with_weights(config)
+    open_pools = _pools_with_weights(config, plan)
     fix = f"--pool {' or --pool '.join(open_pools)}"
     if pool not in ENGINE_CLASSES:
         raise UserError(f"an engine needs a pool, got {pool!r}", fix)
@@ -112,9 +113,9 @@ def _new_proc(role: Role, pool: str, config: RunConfig) -> Proc:
     return Proc(f"engine-{pool}-{tag}", role, pool, pool, pool=pool)
 
 
-def _pools_with_weights(config: RunConfig) -> list[str]:
+def _pools_with_weights(config: RunConfig, plan: Plan) -> list[str]:
     """Staged weights reach only the nodes that had a relay when the run began."""
     if config.weights.transport != "staged":
         return list(ENGINE_CLASSES)
-    nodes = {relay.node for relay in make_plan(config).of("relay")}
+    nodes = {relay.node for relay in plan.of("relay")}
     return [pool for pool in ENGINE_CLASSES if pool in nodes]

@@ -17,6 +17,7 @@ from rollart_hpc.doctor.quick import need_readiness
 from rollart_hpc.errors import RollartError, UserError
 from rollart_hpc.launch.ownership import has_finished
 from rollart_hpc.launch.plan import make_plan
+from rollart_hpc.launch.plan_file import settle_plan
 from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.launch.slurm.follow import follow
 from rollart_hpc.launch.slurm.nodes import note_nodes
@@ -74,7 +75,7 @@ def resume_job(run: RunDir) -> int:
     bad = bad_hosts(read_records(run))
     for name, own in site.classes.items():
         own.exclude = ",".join(dict.fromkeys([host for host in (site.options(name).exclude, *bad) if host]))
-    request = Request(run, config, site, make_plan(config, site))
+    request = Request(run, config, site, settle_plan(run))
     check_request(request, slurm)
     print(f"job {submit_again(request, slurm, _say)} submitted")
     _next_commands(run)

@@ -137,14 +137,14 @@ class Admission:
             self._dropped_groups[group.task] = 0
             self.batches.add(group)
 
-    def drop(self, group: Group, reason: DropReason) -> None:
+    def drop(self, group: Group, reason: DropReason, *, is_counted: bool = True) -> None:
         self.tally.dropped[reason] += len(group.members)
         for member in group.members:
             self.trajectories.leave(member, reason)
         self.forget(group)
         self.batches.discard(group)
         was_too_slow = reason is DropReason.GROUP_STALE and not group.complete
-        if was_too_slow or reason.blames_task:
+        if is_counted and (was_too_slow or reason.blames_task):
             self._dropped_groups[group.task] += 1
             error = f": {self.tally.tasks[group.task].last_error}" if reason is DropReason.GROUP_FAILED else ""
             what = f"groups in a row were dropped, the last as {reason}{error}"
@@ -178,9 +178,14 @@ class Admission:
         return version is not None and version < self.batches.next_step - self.policy.alpha
 
     def sweep_stale(self) -> None:
+        counted: set[str] = set()
         for group in self.ages.older_than(self.batches.next_step - self.policy.alpha):
-            if self.is_stale(group) and (self.policy.abort_stale or group.id in self.batches.buffer):
-                self.drop(group, DropReason.GROUP_STALE)
+            # Dropping one may set its task aside, and with it the others that were found.
+            is_due = group.id in self.groups and self.is_stale(group)
+            if is_due and (self.policy.abort_stale or group.id in self.batches.buffer):
+                # One step that leaves many slow groups behind is one failure of their task, not many in a row.
+                self.drop(group, DropReason.GROUP_STALE, is_counted=group.task not in counted)
+                counted.add(group.task)
 
     def oldest_start(self, group: Group, version: int) -> int:
         """The oldest version that a trajectory of this group may begin on, while the trainer is at `version`.
@@ -192,7 +197,7 @@ class Admission:
         if self.policy.in_order:
             return max(group.admitted_version, oldest)
         if group.indexed_at is not None:
-            return max(group.indexed_at, oldest)
+            return max(min(group.indexed_at, version), oldest)
         start = version
         while start > oldest and self._has_place(group.task, start - 1):
             start -= 1

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from rollart_hpc.flow.ranking import Ranking
 from rollart_hpc.flow.state import Trajectory, Worker
 
-SLACK = 1.05  # a busy engine that is this much fuller than the mean takes nothing new
+SLACK = 0.05  # an engine that is this much fuller than the mean takes nothing new
+TINY = 1e-6  # what adding and subtracting weights may leave of nothing
 MAX_LOOKS = 8  # engines tried for one trajectory before it waits for KV
 KV_GRAIN = 64  # KV use is compared in parts of the capacity, so that the order does not change with every turn
 
@@ -23,8 +24,10 @@ class Share(NamedTuple):
     """What an engine adds to its bucket."""
 
     version: int
+    num_level: int  # 1, or 0 if others need not be level with it
     num_trajectories: int
     weight: float
+    capacity: int
 
 
 @dataclass(slots=True)
@@ -33,13 +36,17 @@ class Bucket:
 
     open: Ranking = field(default_factory=Ranking)  # those with a free credit, the emptiest first
     num_engines: int = 0
+    num_level: int = 0
     num_trajectories: int = 0
     weight: float = 0.0
+    capacity: int = 0
 
     def add(self, share: Share, sign: int) -> None:
         self.num_engines += sign
+        self.num_level += sign * share.num_level
         self.num_trajectories += sign * share.num_trajectories
         self.weight += sign * share.weight
+        self.capacity += sign * share.capacity
 
 
 class Pool:
@@ -53,7 +60,7 @@ class Pool:
         """Something about this engine has changed. `version`: what it can generate with, None for nothing."""
         name = engine.name
         earlier = self._shares.get(name)
-        share = None if version is None else Share(version, len(engine.trajectories), engine.weight)
+        share = None if version is None else _share(engine, version)
         if share != earlier:
             self._move(name, earlier, share)
         if share is None:
@@ -88,14 +95,16 @@ class Choice:
 
     def __init__(self, pools: Iterable[Pool], oldest: int) -> None:
         self.new_enough: list[tuple[Pool, Bucket]] = []
-        self.num_trajectories, self.weight = 0, 0.0  # of those that are new enough
-        self.all_trajectories, self.all_weight = 0, 0.0
+        self.num_level, self.num_trajectories, self.weight = 0, 0, 0.0  # of those that are new enough
+        self.all_trajectories, self.all_weight, self.all_capacity = 0, 0.0, 0
         for pool in pools:
             for version, bucket in pool.buckets.items():
                 self.all_trajectories += bucket.num_trajectories
                 self.all_weight += bucket.weight
+                self.all_capacity += bucket.capacity
                 if version >= oldest:
                     self.new_enough.append((pool, bucket))
+                    self.num_level += bucket.num_level
                     self.num_trajectories += bucket.num_trajectories
                     self.weight += bucket.weight
 
@@ -109,18 +118,26 @@ class Choice:
         return engine
 
     def has_share_left(self, engine: Worker, num_waiting: int) -> bool:
-        """While other engines still install, nobody takes more than its fair share of what runs and waits."""
+        """While other engines still install, nobody takes more than its fair share of what runs and waits.
+
+        Beyond its part of all credits it takes nothing that puts it ahead of the others: credits bind them, too.
+        """
         if self.weight >= self.all_weight:
             return True
-        share = engine.weight * (self.all_trajectories + num_waiting) / self.all_weight
-        return len(engine.trajectories) < ceil(share)
+        part = engine.weight / self.all_weight
+        share = ceil(part * (self.all_trajectories + num_waiting))
+        return len(engine.trajectories) < min(share, part * max(self.all_capacity, self.all_trajectories))
 
     def is_level(self, engine: Worker) -> bool:
-        """A busy engine waits for emptier ones to have a credit: what it takes now stays with it for long."""
-        if 2 * engine.load < engine.capacity:
+        """A full engine waits for emptier ones to have a credit: what it takes now stays with it for long.
+
+        All of them with one more each is the measure. The emptiest engine is never above it, whatever their weights.
+        """
+        if self.weight < TINY:
             return True
-        mean = engine.weight * self.num_trajectories / self.weight
-        return len(engine.trajectories) <= SLACK * mean
+        part = engine.weight / self.weight
+        measure = part * max(self.num_trajectories + self.num_level, (1 + SLACK) * self.num_trajectories)
+        return len(engine.trajectories) + 1 <= measure + TINY
 
 
 def _first_that_fits(
@@ -133,6 +150,14 @@ def _first_that_fits(
     for key, name in passed:
         ranking.put(name, key)
     return top if len(passed) < MAX_LOOKS else None
+
+
+def _share(engine: Worker, version: int) -> Share:
+    """An engine whose KV is full counts for nothing: the others must not wait until they are level with it."""
+    num = len(engine.trajectories)
+    if engine.kv_tokens and num and engine.held_tokens * (num + 1) > engine.kv_tokens * num:
+        return Share(version, 0, 0, 0.0, 0)
+    return Share(version, 1, num, engine.weight, engine.capacity)
 
 
 def _key(engine: Worker) -> tuple[float, ...]:

@@ -226,12 +226,19 @@ class Router:
         wanted = self._wanted(trajectory, stage)
         pools = [pool for pool in self.pools.values() if self._serves(pool.name, wanted)]
         choice = Choice(pools, self._needs(trajectory, False))
-        engine = choice.emptiest(lambda e: fits(e, trajectory) and fits_now(e, trajectory))
+        # In lockstep nobody ends before all have had their turn: there KV is evicted and computed again.
+        holds_kv = not self.policy.lockstep
+        engine = choice.emptiest(lambda e: fits_now(e, trajectory) and (not holds_kv or fits(e, trajectory)))
         if engine is None or not choice.is_level(engine):
             return None
         if self.is_patient and not choice.has_share_left(engine, self._num_waiting_for(pools, wanted)):
             return None
         return engine
+
+    @property
+    def num_waiting(self) -> int:
+        """Turns that wait for any engine of their pool."""
+        return len(self._queued_in)
 
     def _num_waiting_for(self, pools: list[Pool], wanted: str) -> int:
         return sum(self._num_waiting[name] for name in {ANY, wanted, *(pool.name for pool in pools)})

@@ -95,16 +95,21 @@ class Trajectories:
         self._leave_env(trajectory, "issued again")
         trajectory.issue += 1
         trajectory.turn = 0
-        trajectory.first_version = trajectory.last_version = trajectory.planned_version = -1
+        trajectory.first_version = trajectory.last_version = -1
         trajectory.num_tokens = trajectory.turn_tokens = trajectory.footprint = 0
         trajectory.score_failures = 0
         self._set(trajectory, State.QUEUED)
-        self.hooks.on_begun(trajectory)  # which it has not any more
+        self._has_yet_to_begin(trajectory)
         if delay_s > 0:
             self._serial += 1
             heapq.heappush(self._delayed, (self.now + delay_s, self._serial, trajectory))
         else:
             self._queue.append(trajectory)
+
+    def _has_yet_to_begin(self, trajectory: Trajectory) -> None:
+        """What was planned for its first tokens will not be."""
+        trajectory.planned_version = -1
+        self.hooks.on_begun(trajectory)
 
     def backoff_s(self, failures: int) -> float:
         return float(min(FIRST_BACKOFF_S * 2**failures, LAST_BACKOFF_S))
@@ -257,6 +262,7 @@ class Trajectories:
         for request, trajectory in list(self.requests.items()):
             self.emit(ev.AbortRequest(trajectory.server, request))
             self._take_request(request)
+            self._has_yet_to_begin(trajectory)
             self._ask_again(trajectory)
 
     def tick(self, now: float) -> None:
@@ -410,7 +416,8 @@ class Trajectories:
             trajectory.engine = ""
         if trajectory.server == name:
             self.requests.pop(trajectory.request, None)
-            trajectory.request, trajectory.server, trajectory.planned_version = -1, "", -1
+            trajectory.request, trajectory.server = -1, ""
+            self._has_yet_to_begin(trajectory)
             self.tally.dropped[DropReason.ENGINE_LOST] += 1
             self._ask_again(trajectory)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from rollart_hpc.config.resolved import read_resolved, write_resolved
+from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import RollartError, UserError
@@ -17,6 +17,7 @@ from rollart_hpc.launch.leader import find_mpiexec
 from rollart_hpc.launch.ownership import has_finished, supervisor_pid, write_ownership
 from rollart_hpc.launch.place import LocalPlace
 from rollart_hpc.launch.plan import make_plan
+from rollart_hpc.launch.plan_file import create_run, settle_plan
 from rollart_hpc.launch.preloaded import Preloaded, preloaded_roles
 from rollart_hpc.launch.screen import Screen
 from rollart_hpc.launch.supervisor import Outcome, Supervisor
@@ -27,9 +28,7 @@ from rollart_hpc.vocabulary import RunState
 def start_run(config: RunConfig, site: SiteConfig, run: RunDir, screen: Screen) -> Outcome:
     """A new run in a directory that does not exist yet."""
     _need_backends(config)
-    run.create()
-    write_resolved(run.config, config)
-    write_resolved(run.site, site)
+    create_run(run, config, site, make_plan(config, site))
     screen.say(f"run directory {run.path}")
     return _carry_out(run, config, screen)
 
@@ -52,7 +51,7 @@ def _carry_out(run: RunDir, config: RunConfig, screen: Screen) -> Outcome:
     preloaded = Preloaded(run.preloaded_log) if roles else None
     try:
         _prepare(run, config, screen, preloaded)
-        return Supervisor(run, config, make_plan(config), screen, LocalPlace(preloaded, roles)).supervise()
+        return Supervisor(run, config, settle_plan(run), screen, LocalPlace(preloaded, roles)).supervise()
     finally:
         if preloaded is not None:
             preloaded.close()

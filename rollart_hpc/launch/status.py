@@ -11,7 +11,7 @@ from rollart_hpc.config.resolved import read_resolved, read_site
 from rollart_hpc.errors import UserError
 from rollart_hpc.flow.policy import policy_of
 from rollart_hpc.launch.ownership import Ownership, read_ownership, supervisor_pid
-from rollart_hpc.launch.plan import make_plan
+from rollart_hpc.launch.plan_file import read_plan
 from rollart_hpc.launch.slurm.queue import JobRow, Queue
 from rollart_hpc.launch.slurm.state import job_state
 from rollart_hpc.launch.slurm.usage import usage
@@ -56,7 +56,7 @@ def is_on_cluster(run: RunDir) -> bool:
 
 
 def gpu_hours(run: RunDir, current: Status) -> dict[str, GpuHours]:
-    return usage(run, make_plan(read_resolved(run.config), read_site(run.site)), current.time_s)
+    return usage(run, read_plan(run), current.time_s)
 
 
 def _see_supervisor(run: RunDir, current: RunStatus, owner: Ownership | None, queue: Queue | None) -> None:
@@ -107,6 +107,6 @@ def _before_the_first(run: RunDir) -> Status:
         steps=config.steps,
         tasks={name: TaskStatus() for name in config.tasks},
         staleness=StalenessStatus(bound=policy_of(config).alpha),
-        workers={proc.role: WorkerStatus() for proc in make_plan(config).workers},
+        workers={proc.role: WorkerStatus() for proc in read_plan(run).workers},
         weights=WeightsStatus(transport=config.weights.transport),
     )

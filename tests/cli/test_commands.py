@@ -19,6 +19,7 @@ from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.errors import UserError
 from rollart_hpc.hardware import BANDWIDTH, COMPUTE
 from rollart_hpc.launch.ownership import start_ticks
+from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import RunState
 
@@ -119,14 +120,14 @@ def test_an_engine_joins_only_where_weights_arrive(run: RunDir) -> None:
     config = read_resolved(run.config)
     config.pools = {COMPUTE: config.pools[COMPUTE]}
     with pytest.raises(UserError, match="pool bandwidth has no relay") as refused:
-        _new_proc("engine", BANDWIDTH, config)
+        _new_proc("engine", BANDWIDTH, config, make_plan(config))
     assert refused.value.fix == "--pool compute"
-    assert _new_proc("engine", COMPUTE, config).node == COMPUTE
+    assert _new_proc("engine", COMPUTE, config, make_plan(config)).node == COMPUTE
     config.weights.transport = "direct"
-    assert _new_proc("engine", BANDWIDTH, config).pool == BANDWIDTH
+    assert _new_proc("engine", BANDWIDTH, config, make_plan(config)).pool == BANDWIDTH
     for role, pool in (("engine", "gpu"), ("env", COMPUTE)):
         with pytest.raises(UserError, match="pool"):
-            _new_proc(role, pool, config)  # type: ignore[arg-type]
+            _new_proc(role, pool, config, make_plan(config))  # type: ignore[arg-type]
 
 
 def test_status_without_a_directory_means_the_newest_run(cli: Cli, run_root: Path) -> None:

@@ -31,14 +31,14 @@ MODES = {str(mode): under(mode, alpha=2, redundancy=1) for mode in Mode} | {
 }
 
 
-def members(num_engines: int, num_envs: int, num_rewards: int) -> list[Member]:
+def members(num_engines: int, num_envs: int, num_rewards: int, kv_tokens: int) -> list[Member]:
     cast = [
         Member("trainer-0", "trainer", "n0", capacity=1),
         Member("relay-n0", "relay"),
         Member("relay-n1", "relay", "n1"),
     ]
-    cast += [Member(f"engine-c{i}", "engine", "n0", "compute", 6) for i in range(num_engines)]
-    cast += [Member(f"engine-b{i}", "engine", "n1", "bandwidth", 6) for i in range(num_engines)]
+    cast += [Member(f"engine-c{i}", "engine", "n0", "compute", 6, kv_tokens) for i in range(num_engines)]
+    cast += [Member(f"engine-b{i}", "engine", "n1", "bandwidth", 6, kv_tokens, 2.0) for i in range(num_engines)]
     cast += [Member(f"env-{i}", "env", capacity=10) for i in range(num_envs)]
     cast += [Member(f"reward-{i}", "reward", capacity=4) for i in range(num_rewards)]
     return cast
@@ -64,6 +64,7 @@ def check_credits(world: World, event: object) -> None:
             assert {t.id for t in held} == set(worker.trajectories), worker
             assert worker.held_tokens == sum(t.footprint for t in held), worker
             running = [t for t in core.trajectories.requests.values() if t.server == worker.name]
+            assert not worker.kv_tokens or worker.load <= 1 or worker.running_tokens <= worker.kv_tokens, worker
             assert worker.running_tokens == sum(t.turn_tokens for t in running), worker
 
 
@@ -117,7 +118,7 @@ def make_world(mode: str, seed: int, failure_rate: float, direct: bool, plays: i
         policy.tasks["b"] = TaskPolicy(2.0, "bandwidth")
     world = World(
         policy,
-        members(rng.randint(1, 2), rng.randint(1, 2), rng.randint(1, 2)),
+        members(rng.randint(1, 2), rng.randint(1, 2), rng.randint(1, 2), rng.choice([0, 60, 200])),
         seed,
         Durations(failure_rate=failure_rate),
     )

@@ -32,7 +32,8 @@ from rollart_hpc.launch.base_model import prepare_model
 from rollart_hpc.launch.command import role_environment
 from rollart_hpc.launch.elastic.slurm import SlurmWorkers
 from rollart_hpc.launch.ownership import has_finished, write_ownership
-from rollart_hpc.launch.plan import Component, make_plan
+from rollart_hpc.launch.plan import Component
+from rollart_hpc.launch.plan_file import settle_plan
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.allocation import Allocation, fits, fold, read_allocation
 from rollart_hpc.launch.slurm.budget import Budget
@@ -74,7 +75,7 @@ class Job:
         self.once = once = held_by != "script"
         self.run, self.out, self.slurm = run, Output(), Slurm()
         self.config, self.site = read_resolved(run.config), read_site(run.site)
-        self.plan = make_plan(self.config, self.site)
+        self.plan = settle_plan(run)
         read = fold if once and not fits(self.plan, os.environ) else read_allocation
         self.allocation = read(self.plan, self.slurm, os.environ)
 
