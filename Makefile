@@ -1,6 +1,6 @@
 # make quickstart   install into .venv and train two tasks on this machine
 # make test         install what tests need, lint, run all tests
-# make docs         regenerate docs/config.md and the table of modes in docs/runs.md
+# make docs         regenerate docs/config.md and the tables in docs/runs.md
 # make acceptance   long trainings and benchmarks; writes figures into docs/results
 # make acceptance-hub, acceptance-ray, ...   one page of docs/results; parts are listed in tests/acceptance/run.py
 # Variables: PYTHON (python3), VENV (.venv), TORCH_INDEX (where CPU builds of torch are).

@@ -1,4 +1,4 @@
-"""The errors a user may see. Owns exit codes of all processes; knows nothing of what raised them.
+"""The errors a user may see, each with its exit code. Knows nothing of what raised them.
 
 A `RollartError` is printed without a traceback. Broken invariants are assertions, failed
 trajectories are data (with a counted reason), dead processes are events: none of those belong here.
@@ -6,17 +6,15 @@ trajectories are data (with a counted reason), dead processes are events: none o
 
 from __future__ import annotations
 
-EXIT_USER = 2
-EXIT_ENVIRONMENT = 3
-EXIT_LINK_LOST = 4  # the controller refused the process or fell silent: starting it again may help
-EXIT_DRAINED = 5  # the run was asked to end before its last step; it can be resumed
+from rollart_hpc.vocabulary import ExitCode
+
 DETAIL_CHARS = 500  # at most, of what a failed trajectory tells about its failure
 
 
 class RollartError(Exception):
     """What went wrong, and what to do next."""
 
-    exit_code = EXIT_ENVIRONMENT
+    exit_code = ExitCode.ENVIRONMENT
 
     def __init__(self, what: str, fix: str = "") -> None:
         super().__init__(what)
@@ -30,13 +28,13 @@ class RollartError(Exception):
 class UserError(RollartError):
     """The request can't be carried out as written: bad config, missing file, existing directory."""
 
-    exit_code = EXIT_USER
+    exit_code = ExitCode.USER
 
 
 class SiteError(RollartError):
     """The machine can't do it: disk full, no shared memory, corrupt checkpoint, a role that keeps dying."""
 
-    exit_code = EXIT_ENVIRONMENT
+    exit_code = ExitCode.ENVIRONMENT
 
 
 class ConfigError(UserError):

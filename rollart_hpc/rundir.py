@@ -3,6 +3,7 @@
     RUN_DIR/
       run.json                     id and birth of the run
       config.yaml  site.yaml       resolved configuration: config.yaml is all that roles read
+      plan.json                    processes and their nodes, as planned when the run was created
       model/  base_model.log       base model, and how it was made
       preloaded.log                the process that roles with torch are forked from
       keys/attempt_N/              CURVE keys
@@ -68,6 +69,10 @@ class RunDir:
     @property
     def site(self) -> Path:
         return self.path / "site.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
 
     @property
     def model(self) -> Path:

@@ -22,6 +22,7 @@ from rollart_hpc.config.modes import Mode
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.observe import metrics
 from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import LineKind
 
 RUN = "bench-modes"
 
@@ -107,7 +108,7 @@ def _latency(mean_s: float, std_s: float) -> list[str]:
 
 
 def _step_s(run_dir: Path) -> float:
-    times = [line["time_s"] for line in metrics.of_kind(metrics.read(RunDir(run_dir).metrics), "step")]
+    times = [line["time_s"] for line in metrics.of_kind(metrics.read(RunDir(run_dir).metrics), LineKind.STEP)]
     return float((times[-1] - times[0]) / (len(times) - 1))
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from rollart_hpc.cli.main import main as run_command
 from rollart_hpc.cli.plan import load_for_site
 from rollart_hpc.cli.submit import run_root_of
-from rollart_hpc.config.resolved import write_resolved
 from rollart_hpc.errors import RollartError, UserError
 from rollart_hpc.launch.plan import Plan, make_plan
+from rollart_hpc.launch.plan_file import create_run
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.allocation import Allocation
 from rollart_hpc.launch.slurm.commands import clean_environment
@@ -38,9 +38,7 @@ def debug(args: argparse.Namespace) -> int:
         raise UserError(f"site {loaded.site.name} is one machine, not a cluster", "use: rollart-hpc run")
     run = RunDir(args.run_dir) if args.run_dir else new_run_dir(loaded.config.name, run_root_of(loaded.site))
     plan = make_plan(loaded.config, loaded.site)
-    run.create()
-    write_resolved(run.config, loaded.config)
-    write_resolved(run.site, loaded.site)
+    create_run(run, loaded.config, loaded.site, plan)
     _say(f"run directory {run.path}")
     if "SLURM_JOB_ID" in os.environ:
         return _sit(run, "user")

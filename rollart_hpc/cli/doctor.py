@@ -11,11 +11,12 @@ from rollart_hpc.config import packaged
 from rollart_hpc.config.load import load_site
 from rollart_hpc.doctor.quick import quick_findings
 from rollart_hpc.doctor.submit import ask_nodes
-from rollart_hpc.errors import EXIT_ENVIRONMENT, UserError
+from rollart_hpc.errors import UserError
 from rollart_hpc.launch import finding
 from rollart_hpc.launch.finding import Finding
 from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.rundir import run_root
+from rollart_hpc.vocabulary import ExitCode
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -40,7 +41,7 @@ def doctor(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([one.as_dict() for one in shown], indent=1))
     _say(finding.tally(shown))
-    return EXIT_ENVIRONMENT if finding.has_failed(shown) else 0
+    return ExitCode.ENVIRONMENT if finding.has_failed(shown) else 0
 
 
 def _own_site() -> str:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from rollart_hpc.cli.status import OVER, is_on_cluster, read_status
 from rollart_hpc.errors import UserError
 from rollart_hpc.launch.slurm.queue import Queue
 from rollart_hpc.launch.slurm.state import StateWatch
+from rollart_hpc.launch.status import is_on_cluster, run_status
 from rollart_hpc.processes.logs import LOG_LINE
 from rollart_hpc.rundir import RunDir, open_run_dir
 
@@ -29,8 +29,8 @@ def logs(args: argparse.Namespace) -> int:
         print("no logs yet", file=sys.stderr)
     queue, watch = Queue(run) if is_on_cluster(run) else None, StateWatch()
     while args.follow:
-        state = read_status(run, queue)["state"]
-        is_over = (watch.is_stable(state) or queue is None) and state in OVER
+        state = run_status(run, queue).state
+        is_over = (watch.is_stable(state) or queue is None) and state.is_over
         _show_new(run, args.role, readers)
         if is_over:
             break

@@ -11,8 +11,9 @@ from importlib import import_module
 from pathlib import Path
 
 from rollart_hpc import __version__
-from rollart_hpc.errors import EXIT_ENVIRONMENT, RollartError
+from rollart_hpc.errors import RollartError
 from rollart_hpc.files import DISK_FULL
+from rollart_hpc.vocabulary import ExitCode
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -25,9 +26,10 @@ EPILOG = """examples:
   rollart-hpc keys flow.alpha                         what a key means; without a key: all of them
   rollart-hpc status                                  the newest run
 
-exit codes: 0 good, 2 the request can't be carried out as written, 3 the machine can't do it,
-5 the run was ended before its last step and can be resumed
+exit codes:
 """
+_TOLD = (ExitCode.OK, ExitCode.USER, ExitCode.ENVIRONMENT, ExitCode.DRAINED)
+EPILOG += "\n".join(f"  {code.value}  {code.meaning}" for code in _TOLD)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -214,7 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:  # `rollart-hpc logs ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -222,7 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
         if error.errno not in DISK_FULL:
             raise
         print(f"rollart-hpc: {error.strerror}: {error.filename or 'output'}", file=sys.stderr)
-        return EXIT_ENVIRONMENT
+        return ExitCode.ENVIRONMENT
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from rollart_hpc.config import packaged
 from rollart_hpc.config.load import load_site
-from rollart_hpc.errors import EXIT_USER, SiteError, UserError
+from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.files import make_directory, write_atomic
 from rollart_hpc.launch import finding
 from rollart_hpc.launch.sites.compare import compare
 from rollart_hpc.launch.sites.describe import choose, class_name, describe
 from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.launch.slurm.inventory import read_inventory
+from rollart_hpc.vocabulary import ExitCode
 
 
 def init(args: argparse.Namespace) -> int:
@@ -53,4 +54,4 @@ def check(args: argparse.Namespace) -> int:
     else:
         print("\n".join(finding.lines(found)))
         print(finding.tally(found), file=sys.stderr)
-    return EXIT_USER if finding.has_failed(found) else 0
+    return ExitCode.USER if finding.has_failed(found) else 0

@@ -15,9 +15,9 @@ from rollart_hpc.config.resolved import read_resolved, read_site
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.doctor.quick import need_readiness
 from rollart_hpc.errors import RollartError, UserError
-from rollart_hpc.files import read_json
-from rollart_hpc.launch.ownership import read_ownership
+from rollart_hpc.launch.ownership import has_finished
 from rollart_hpc.launch.plan import make_plan
+from rollart_hpc.launch.plan_file import settle_plan
 from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.launch.slurm.follow import follow
 from rollart_hpc.launch.slurm.nodes import note_nodes
@@ -25,6 +25,7 @@ from rollart_hpc.launch.slurm.record import bad_hosts
 from rollart_hpc.launch.slurm.record import read as read_records
 from rollart_hpc.launch.slurm.submit import Request, check_request, submit_again
 from rollart_hpc.launch.slurm.submit import submit as submit_request
+from rollart_hpc.launch.status import run_status
 from rollart_hpc.launch.summary import plan_lines
 from rollart_hpc.rundir import RUN_ROOT_VARIABLE, RunDir, new_run_dir
 
@@ -68,13 +69,13 @@ def resume_job(run: RunDir) -> int:
     """Go on with a run whose job has ended; nodes that failed it and are still bad are left out."""
     slurm = Slurm()
     config, site = read_resolved(run.config), read_site(run.site)
-    if read_ownership(run).get("state") == "finished":
+    if has_finished(run):
         raise UserError(f"{run.path} has finished all its {config.steps} steps", "start a new run")
     note_nodes(run, slurm, (), _say)
     bad = bad_hosts(read_records(run))
     for name, own in site.classes.items():
         own.exclude = ",".join(dict.fromkeys([host for host in (site.options(name).exclude, *bad) if host]))
-    request = Request(run, config, site, make_plan(config, site))
+    request = Request(run, config, site, settle_plan(run))
     check_request(request, slurm)
     print(f"job {submit_again(request, slurm, _say)} submitted")
     _next_commands(run)
@@ -102,7 +103,7 @@ def _wait(run: RunDir, job_id: int, slurm: Slurm, quiet: bool) -> int:
         _say(f"the job goes on; end it with: rollart-hpc cancel {shlex.quote(str(run.path))}")
         raise
     try:
-        print("\n".join(summary(read_json(run.status) or {})))
+        print("\n".join(summary(run_status(run))))
     except RollartError as error:
         _say(str(error))
     if run.report.exists():

@@ -1,18 +1,19 @@
 """The pages of docs that are generated from schemas and tables. Owns their form; writes no file (`make docs` does).
 
 docs/config.md   every key of run, task and site files
-docs/runs.md     its table of modes, between two marks
+docs/runs.md     its tables of modes, states, exit codes, drop reasons and events, each between two marks
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rollart_hpc.config.modes import table
 from rollart_hpc.config.reference import TASK_ROOT, File, Key, Section, sections
+from rollart_hpc.vocabulary import DropReason, EventKind, ExitCode, RunState
 
-MODES_BEGIN = "<!-- modes: written by `make docs` from rollart_hpc/config/modes.py -->"
-MODES_END = "<!-- modes: end -->"
+_BEGIN = "<!-- {name}: written by `make docs` from rollart_hpc/{source} -->"
+_END = "<!-- {name}: end -->"
 
 _HEAD = """# Configuration keys
 
@@ -60,12 +61,41 @@ def config_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def with_modes(page: str) -> str:
-    """docs/runs.md with its table of modes made anew."""
-    head, begin, rest = page.partition(MODES_BEGIN)
-    _, end, tail = rest.partition(MODES_END)
-    assert begin and end, f"the page lacks {MODES_BEGIN} or {MODES_END}"
-    return "\n".join([head + MODES_BEGIN, *table(), MODES_END + tail])
+def with_tables(page: str) -> str:
+    """docs/runs.md with its tables made anew."""
+    page = _with_table(page, "modes", "config/modes.py", table())
+    for name, lines in _vocabularies().items():
+        page = _with_table(page, name, "vocabulary.py", lines)
+    return page
+
+
+def _with_table(page: str, name: str, source: str, lines: Iterable[str]) -> str:
+    first, last = _BEGIN.format(name=name, source=source), _END.format(name=name)
+    head, begin, rest = page.partition(first)
+    _, end, tail = rest.partition(last)
+    assert begin and end, f"the page lacks {first} or {last}"
+    return "\n".join([head + first, *lines, last + tail])
+
+
+def _vocabularies() -> dict[str, list[str]]:
+    codes = [(str(code.value), code.meaning) for code in ExitCode]
+    states = [(f"`{state}`", state.meaning, _code(state)) for state in RunState]
+    reasons = [(f"`{reason}`", reason.meaning) for reason in DropReason]
+    events = [(f"`{kind}`", kind.meaning) for kind in EventKind]
+    return {
+        "states": _rows(("state", "meaning", "exit code"), states),
+        "exit codes": _rows(("exit code", "meaning"), codes),
+        "drop reasons": _rows(("reason", "meaning"), reasons),
+        "events": _rows(("event", "meaning"), events),
+    }
+
+
+def _code(state: RunState) -> str:
+    return "" if state.exit_code is None else str(state.exit_code.value)
+
+
+def _rows(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (titles, ("---",) * len(titles), *rows)]
 
 
 def _contents(mine: list[Section]) -> str:

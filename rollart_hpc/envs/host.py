@@ -24,6 +24,7 @@ from rollart_hpc.envs import talk
 from rollart_hpc.envs.handle import EnvBackend, EnvHandle
 from rollart_hpc.envs.processes import Processes
 from rollart_hpc.envs.threads import Threads
+from rollart_hpc.vocabulary import DONE, DropReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Happened:
     observation: str = ""
     done: bool = False
     outcome: dict[str, Any] | None = None
-    status: str = ""
+    status: str = DONE  # or a DropReason
     detail: str = ""
     trace: str = ""  # of what it raised
     seconds: float = 0.0
@@ -101,7 +102,7 @@ class Host:
         self._num_calls += 1
         lease.call, lease.called_s, lease.number = request, time.monotonic(), self._num_calls
         if lease.death:
-            self._fail(lease, "env_crashed", lease.death)
+            self._fail(lease, DropReason.ENV_CRASHED, lease.death)
             return
         heapq.heappush(self._deadlines, (lease.called_s + timeout_s, lease.number, slot))
         lease.handle.ask(request)
@@ -132,9 +133,9 @@ class Host:
     def _expire(self, lease: Lease) -> None:
         task = self._tasks[lease.task]
         if isinstance(lease.call, talk.Reset):
-            self._fail(lease, "reset_timeout", f"no answer in {task.reset_timeout_s:g} s")
+            self._fail(lease, DropReason.RESET_TIMEOUT, f"no answer in {task.reset_timeout_s:g} s")
         else:
-            self._fail(lease, "env_timeout", f"no answer in {task.turn_timeout_s:g} s")
+            self._fail(lease, DropReason.ENV_TIMEOUT, f"no answer in {task.turn_timeout_s:g} s")
 
     def answered(self, handle: EnvHandle, answer: talk.Answer) -> None:
         lease = self._by_handle.get(id(handle))
@@ -145,7 +146,7 @@ class Host:
             self._backend(handle.task).remove(handle)
             return
         if isinstance(answer, talk.Raised):
-            status = "reset_failed" if isinstance(lease.call, talk.Reset) else "env_error"
+            status = DropReason.RESET_FAILED if isinstance(lease.call, talk.Reset) else DropReason.ENV_ERROR
             self._fail(lease, status, answer.detail, answer.trace)
             return
         lease.call = None
@@ -161,9 +162,10 @@ class Host:
         if lease.call is None:
             lease.death = detail  # told when the next turn is asked for: until then nobody waits for an answer
         else:
-            self._fail(lease, "reset_failed" if isinstance(lease.call, talk.Reset) else "env_crashed", detail)
+            is_reset = isinstance(lease.call, talk.Reset)
+            self._fail(lease, DropReason.RESET_FAILED if is_reset else DropReason.ENV_CRASHED, detail)
 
-    def _fail(self, lease: Lease, status: str, detail: str, trace: str = "") -> None:
+    def _fail(self, lease: Lease, status: DropReason, detail: str, trace: str = "") -> None:
         seconds = time.monotonic() - lease.called_s
         self._end(lease, reusable=False)
         self._happened.append(

@@ -22,6 +22,7 @@ from rollart_hpc.envs.render import Renderer
 from rollart_hpc.envs.trajectory import EnvTrajectory
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.types import Frame, TokenRecord
+from rollart_hpc.vocabulary import DONE, DropReason
 from rollart_hpc.wire.link import Link
 from rollart_hpc.wire.messages import AnyMessage, Cancel, Ended, Generated, Play, Resend, Stop, WhoAreYou
 
@@ -89,7 +90,9 @@ class Service:
             self._drop(earlier)
         if play.task not in self._tasks:
             detail = f"unknown task {play.task!r}"
-            self._link.send(Ended(play.trajectory, play.issue, "reset_failed", detail, 0, 0, []), b"", b"", b"", b"")
+            self._link.send(
+                Ended(play.trajectory, play.issue, DropReason.RESET_FAILED, detail, 0, 0, []), b"", b"", b"", b""
+            )
             return
         trajectory = EnvTrajectory(play, self._tasks[play.task], self._renderer)
         self._playing[play.trajectory] = trajectory
@@ -166,11 +169,11 @@ class Service:
     # --- ends --------------------------------------------------------------------------------------
 
     def _fail(self, trajectory: EnvTrajectory, detail: str) -> None:
-        self._end(trajectory, Happened(trajectory, "failed", status="env_error", detail=detail))
+        self._end(trajectory, Happened(trajectory, "failed", status=DropReason.ENV_ERROR, detail=detail))
 
     def _end(self, trajectory: EnvTrajectory, last: Happened) -> None:
         ended, frames = trajectory.ended(last)
-        if ended.status != "done":
+        if ended.status != DONE:
             log.info("%s: %s: %s", ended.trajectory, ended.status, ended.detail)
             self._trace_once(trajectory.play.task, last)
         self._drop(trajectory)

@@ -91,12 +91,11 @@ class EnvTrajectory:
 
     def ended(self, last: Happened) -> tuple[Ended, list[Frame]]:
         record, lengths = self._record()
-        failed = last.kind == "failed"
         transcript = {"task": self.play.task, "turns": self._turns, "outcome": last.outcome or {}}
         message = Ended(
             trajectory=self.play.trajectory,
             issue=self.play.issue,
-            status=last.status if failed else "done",
+            status=last.status,
             detail=last.detail,
             num_turns=self.num_turns,
             num_tokens=len(record),

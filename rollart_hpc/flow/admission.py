@@ -16,6 +16,7 @@ from rollart_hpc.flow.mix import TaskMix
 from rollart_hpc.flow.policy import Policy
 from rollart_hpc.flow.state import Group, State, Tally, Trajectory
 from rollart_hpc.flow.trajectories import Trajectories
+from rollart_hpc.vocabulary import DropReason, EventKind
 
 BURST = 16  # groups opened per event at most
 
@@ -66,7 +67,7 @@ class Admission:
                 wanted[self.mix.tasks[extra % len(self.mix.tasks)]] += 1
         return wanted
 
-    def trim(self, version: int, reason: str) -> None:
+    def trim(self, version: int, reason: DropReason) -> None:
         """After going back the mix of the steps ahead is another one: groups that have no place in it go."""
         room = self._wanted(version)
         for group in sorted(self.groups.values(), key=lambda g: g.id):
@@ -121,31 +122,31 @@ class Admission:
         if len(done) < self.policy.group_size:
             return
         for surplus in [m for m in group.members if m.state is not State.SCORED]:
-            self.tally.dropped["surplus"] += 1
-            self.trajectories.leave(surplus, "surplus")
+            self.tally.dropped[DropReason.SURPLUS] += 1
+            self.trajectories.leave(surplus, DropReason.SURPLUS)
         group.members = done
         group.complete = True
         self.ages.note(group)
         group.completed_as, self._completed = self._completed, self._completed + 1
         rejected = self.policy.tasks[group.task].group_filter == "same_reward" and len({m.reward for m in done}) == 1
         if rejected:
-            self.drop(group, "group_filtered")
+            self.drop(group, DropReason.GROUP_FILTERED)
         elif self.is_stale(group):
-            self.drop(group, "group_stale")
+            self.drop(group, DropReason.GROUP_STALE)
         else:
             self._dropped_groups[group.task] = 0
             self.batches.add(group)
 
-    def drop(self, group: Group, reason: str, *, is_counted: bool = True) -> None:
+    def drop(self, group: Group, reason: DropReason, *, is_counted: bool = True) -> None:
         self.tally.dropped[reason] += len(group.members)
         for member in group.members:
             self.trajectories.leave(member, reason)
         self.forget(group)
         self.batches.discard(group)
-        was_too_slow = reason == "group_stale" and not group.complete
-        if is_counted and (was_too_slow or reason in ("group_filtered", "group_failed")):
+        was_too_slow = reason is DropReason.GROUP_STALE and not group.complete
+        if is_counted and (was_too_slow or reason.blames_task):
             self._dropped_groups[group.task] += 1
-            error = f": {self.tally.tasks[group.task].last_error}" if reason == "group_failed" else ""
+            error = f": {self.tally.tasks[group.task].last_error}" if reason is DropReason.GROUP_FAILED else ""
             what = f"groups in a row were dropped, the last as {reason}{error}"
             self._quarantine_if(group.task, self._dropped_groups, what)
 
@@ -155,11 +156,11 @@ class Admission:
             return
         tally.quarantined = True
         tally.quarantine_reason = f"{failures[task]} {what}"
-        self.trajectories.emit(ev.Warn("task_quarantined", task, tally.quarantine_reason))
+        self.trajectories.emit(ev.Warn(EventKind.TASK_QUARANTINED, task, tally.quarantine_reason))
         self.mix.remove(task, self.batches.step, self.batches.taken_by_task())
         self.batches.look_again()
         for group in [g for g in self.groups.values() if g.task == task and g.id not in self.batches.taken]:
-            self.drop(group, "quarantined")
+            self.drop(group, DropReason.QUARANTINED)
 
     def reset_failed(self, task: str) -> None:
         self._reset_failures[task] += 1
@@ -183,7 +184,7 @@ class Admission:
             is_due = group.id in self.groups and self.is_stale(group)
             if is_due and (self.policy.abort_stale or group.id in self.batches.buffer):
                 # One step that leaves many slow groups behind is one failure of their task, not many in a row.
-                self.drop(group, "group_stale", is_counted=group.task not in counted)
+                self.drop(group, DropReason.GROUP_STALE, is_counted=group.task not in counted)
                 counted.add(group.task)
 
     def oldest_start(self, group: Group, version: int) -> int:

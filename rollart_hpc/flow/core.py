@@ -31,6 +31,7 @@ from rollart_hpc.flow.state import Failure, Group, State, Tally, TaskTally, Traj
 from rollart_hpc.flow.trajectories import Hooks, Trajectories
 from rollart_hpc.flow.validate import Validator
 from rollart_hpc.types import WeightsId
+from rollart_hpc.vocabulary import DropReason, EventKind, RunState
 
 # Events that bring a run forward; a retry that fails for ever is none.
 MOVES = {ev.Generated, ev.Prefilled, ev.Ended, ev.Scored, ev.Committed, ev.Installed, ev.Saved}
@@ -42,7 +43,7 @@ class Core:
         self.policy = policy
         self.attempt = attempt
         self.version = 0  # the trainer's: steps committed
-        self.stopped = ""  # "" | finished | drained | failed
+        self.stopped: RunState | None = None
         self.draining = ""
         self.saving: int | None = None
         self.saved_version = -1
@@ -81,7 +82,7 @@ class Core:
             return []
         kind = type(event)
         self._handlers[kind](event)  # type: ignore[operator]
-        if kind in MOVES and getattr(event, "status", "done") == "done":
+        if kind in MOVES and getattr(event, "failure", None) is None:
             self.tally.progress += 1
         if not self.stopped:
             self._advance()
@@ -114,7 +115,7 @@ class Core:
         """Whatever the event was: admit, dispatch, batch, finish."""
         if not self.mix.tasks:
             each = [f"{name}: {task.quarantine_reason}" for name, task in self.tally.tasks.items() if task.quarantined]
-            self._stop("failed", f"all tasks are quarantined: {'; '.join(each)}")
+            self._stop(RunState.FAILED, f"all tasks are quarantined: {'; '.join(each)}")
             return
         self._validate_if_due()
         if self.admission.is_due and self._may_admit():
@@ -171,7 +172,7 @@ class Core:
 
     def _roll_back(self, attempt: int, version: int) -> None:
         """The trainer was restored: versions above `version` never were, engines must install again."""
-        self.tally.dropped["trained_rolled_back"] += (self.version - version) * self._batch_size
+        self.tally.dropped[DropReason.TRAINED_ROLLED_BACK] += (self.version - version) * self._batch_size
         self.attempt, self.version = attempt, version
         self._first_step = version
         self.saved_version = version if version == self.saved_version else -1
@@ -184,14 +185,14 @@ class Core:
         self.trajectories.recall_requests()
         for group in list(self.groups.values()):
             if group.newest_version > version:
-                self.admission.drop(group, "rolled_back")
-        self.admission.trim(version, "rolled_back")
+                self.admission.drop(group, DropReason.ROLLED_BACK)
+        self.admission.trim(version, DropReason.ROLLED_BACK)
         is_void = self.validator.roll_back(version)
         for trajectory in [t for t in self.trajectories.all.values() if not t.is_training]:
             if is_void or trajectory.last_version > version:
-                self.tally.dropped["validation_rolled_back"] += 1
+                self.tally.dropped[DropReason.VALIDATION_ROLLED_BACK] += 1
             if is_void:
-                self.trajectories.leave(trajectory, "rolled_back")
+                self.trajectories.leave(trajectory, DropReason.ROLLED_BACK)
             elif trajectory.last_version > version:
                 self.trajectories.again(trajectory)
 
@@ -203,7 +204,7 @@ class Core:
     def _on_turn(self, trajectory: Trajectory) -> bool:
         group = trajectory.group
         if group is not None and self.policy.abort_stale and self.admission.is_stale(group):
-            self.admission.drop(group, "group_stale")
+            self.admission.drop(group, DropReason.GROUP_STALE)
             return False
         return True
 
@@ -227,9 +228,9 @@ class Core:
         trajectory.failures += 1
         task = self.tally.tasks[trajectory.task]
         if not task.last_error:
-            self._emit(ev.Warn("task_failed", trajectory.task, str(failure)))
+            self._emit(ev.Warn(EventKind.TASK_FAILED, trajectory.task, str(failure)))
         task.last_error = str(failure)
-        if failure.reason.startswith("reset"):
+        if failure.reason.is_reset:
             self.admission.reset_failed(trajectory.task)
         if trajectory.state is State.GONE:
             return
@@ -240,7 +241,7 @@ class Core:
         if group is not None:
             group.failures += 1
             if group.failures > limit * len(group.members):
-                self.admission.drop(group, "group_failed")
+                self.admission.drop(group, DropReason.GROUP_FAILED)
                 return
         self.trajectories.again(trajectory, self.trajectories.backoff_s(trajectory.failures))
 
@@ -384,12 +385,14 @@ class Core:
         if not event.error:
             self.saved_version = event.version
         elif event.version == self.version:
-            self._stop("failed", f"the checkpoint of version {event.version} could not be written: {event.error}")
+            self._stop(
+                RunState.FAILED, f"the checkpoint of version {event.version} could not be written: {event.error}"
+            )
 
     def _drain_wanted(self, event: ev.DrainWanted) -> None:
         self.draining = event.reason
         if event.at_once or self.publisher.trainer is None:
-            self._stop("drained", event.reason)
+            self._stop(RunState.DRAINED, event.reason)
         elif self.saved_version != self.version:
             self._save()
 
@@ -398,21 +401,21 @@ class Core:
             return
         if self.draining:
             if self.saved_version == self.version:
-                self._stop("drained", self.draining)
+                self._stop(RunState.DRAINED, self.draining)
             return
         if self.version < self.policy.steps or self.validator.running or self._final_validation_missing():
             return
         if self.saved_version == self.version:
-            self._stop("finished", f"all {self.policy.steps} steps are done")
+            self._stop(RunState.FINISHED, f"all {self.policy.steps} steps are done")
         else:
             self._save()
 
     def _final_validation_missing(self) -> bool:
         return self.policy.validation_plays > 0 and not self.validator.has(self.policy.steps)
 
-    def _stop(self, state: str, reason: str) -> None:
+    def _stop(self, state: RunState, reason: str) -> None:
         self.stopped = state
-        self.tally.dropped["run_ended"] += sum(t.is_training for t in self.trajectories.all.values())
+        self.tally.dropped[DropReason.RUN_ENDED] += sum(t.is_training for t in self.trajectories.all.values())
         self._emit(ev.StopRun(state, reason))
 
     def _tick(self, event: ev.Tick) -> None:
@@ -445,5 +448,5 @@ class Core:
             if group.task in self.mix.tasks and len(group.members) == self.policy.group_size:
                 self.admission.take_back(group)
             else:
-                self.tally.dropped["no_place"] += len(group.members)
-        self.admission.trim(self.version, "no_place")
+                self.tally.dropped[DropReason.NO_PLACE] += len(group.members)
+        self.admission.trim(self.version, DropReason.NO_PLACE)

@@ -7,10 +7,10 @@ trajectory or request whose payload is meant.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from rollart_hpc.flow.state import Group
 from rollart_hpc.types import Role, WeightsId
+from rollart_hpc.vocabulary import DropReason, EventKind, RunState
 
 # --- events ----------------------------------------------------------------------------------
 
@@ -71,9 +71,9 @@ class PrefixMissing:
 class Ended:
     trajectory: str
     issue: int
-    status: str
+    failure: DropReason | None  # None: it was played to its end
     num_turns: int = 0
-    detail: str = ""  # of a failure
+    detail: str = ""  # of the failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,14 +326,14 @@ class ValidationDone:
 class Warn:
     """The user must hear of this."""
 
-    what: Literal["task_failed", "task_quarantined"]
+    what: EventKind
     task: str
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class StopRun:
-    state: str  # finished | drained | failed
+    state: RunState  # finished, drained or failed
     reason: str
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from rollart_hpc.errors import DETAIL_CHARS
 from rollart_hpc.types import Purpose, Role, WeightsId
+from rollart_hpc.vocabulary import DropReason
 
 
 class State(Enum):
@@ -33,7 +34,7 @@ PLAYING = (State.STEPPING, State.WAITING, State.GENERATING, State.ANSWERED)
 class Failure:
     """Why a play failed: the reason it is counted by, and what the worker said that saw it."""
 
-    reason: str
+    reason: DropReason
     detail: str = ""
     worker: str = ""
 
@@ -157,7 +158,7 @@ class TaskTally:
 class Tally:
     """Counts of everything that happened to the work; who joined and left is not its business."""
 
-    dropped: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[DropReason] = field(default_factory=Counter)
     tasks: dict[str, TaskTally] = field(default_factory=dict)
     staleness: Counter[int] = field(default_factory=Counter)  # of trained trajectories
     fallbacks: int = 0
@@ -190,7 +191,8 @@ class Tally:
                     self.tasks[task] = TaskTally(**{**value[task], "requests_by_pool": counts})
             elif name == "staleness":
                 current.update({int(key): count for key, count in value.items()})
-            elif isinstance(current, Counter):
-                current.update(value)
+            elif name == "dropped":
+                for reason, count in value.items():
+                    current[DropReason.of(reason)] += count
             else:
                 setattr(self, name, value)

@@ -17,6 +17,7 @@ from rollart_hpc.flow.policy import Policy
 from rollart_hpc.flow.ranking import Ranking
 from rollart_hpc.flow.routing import Router, Stage
 from rollart_hpc.flow.state import PLAYING, Failure, State, Tally, Trajectory, Worker
+from rollart_hpc.vocabulary import DropReason
 
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 10.0
 BURST = 64  # trajectories handed out per event at most: a new batch of thousands must not hold up the turns of others
@@ -71,7 +72,7 @@ class Trajectories:
         self.all[trajectory.id] = trajectory
         self._counts[trajectory.is_training][trajectory.state] += 1
 
-    def leave(self, trajectory: Trajectory, reason: str) -> None:
+    def leave(self, trajectory: Trajectory, reason: DropReason) -> None:
         """Cancel at once: environment closed, engine slot freed, payload released."""
         if trajectory.state is State.GONE:
             return
@@ -171,9 +172,9 @@ class Trajectories:
         if trajectory is None:
             return
         if event.first_version < 0:
-            failure = Failure("no_room", worker=trajectory.engine or trajectory.prefiller)
+            failure = Failure(DropReason.NO_ROOM, worker=trajectory.engine or trajectory.prefiller)
             self._leave_engine(trajectory)
-            self._leave_env(trajectory, "no_room")
+            self._leave_env(trajectory, DropReason.NO_ROOM)
             self.hooks.on_failed(trajectory, failure)
             return
         if trajectory.first_version < 0:
@@ -212,11 +213,11 @@ class Trajectories:
             self._superseded()
             return
         trajectory.turn = event.num_turns
-        failure = Failure(event.status, event.detail, trajectory.env)
+        env = trajectory.env
         self._leave_engine(trajectory)
         self._free_env(trajectory)
-        if event.status != "done":
-            self.hooks.on_failed(trajectory, failure)
+        if event.failure is not None:
+            self.hooks.on_failed(trajectory, Failure(event.failure, event.detail, env))
             return
         self.router.ended(trajectory)
         self._set(trajectory, State.ENDED)
@@ -247,7 +248,7 @@ class Trajectories:
         for trajectory in mine:
             if worker.role == "env":
                 trajectory.env = ""
-                self.tally.dropped["env_worker_lost"] += 1
+                self.tally.dropped[DropReason.ENV_WORKER_LOST] += 1
                 self.again(trajectory)
             elif worker.role == "engine":
                 self._lost_engine(trajectory, worker.name)
@@ -394,12 +395,12 @@ class Trajectories:
         while self._deadlines and self._deadlines[0][0] < self.now:
             *_, trajectory, issue = heapq.heappop(self._deadlines)
             if trajectory.state is State.SCORING and trajectory.issue == issue:
-                self.tally.dropped["score_timeout"] += 1
+                self.tally.dropped[DropReason.SCORE_TIMEOUT] += 1
                 trajectory.issue += 1  # a late answer is superseded
                 self._score_again(trajectory, f"no answer in {self.policy.reward_timeout_s:g} s")
 
     def _score_again(self, trajectory: Trajectory, detail: str) -> None:
-        failure = Failure("reward_failed", detail, trajectory.reward_worker)
+        failure = Failure(DropReason.REWARD_FAILED, detail, trajectory.reward_worker)
         self._leave_reward(trajectory)
         trajectory.score_failures += 1
         if trajectory.score_failures > self.policy.reward_retries:
@@ -417,7 +418,7 @@ class Trajectories:
             self.requests.pop(trajectory.request, None)
             trajectory.request, trajectory.server = -1, ""
             self._has_yet_to_begin(trajectory)
-            self.tally.dropped["engine_lost"] += 1
+            self.tally.dropped[DropReason.ENGINE_LOST] += 1
             self._ask_again(trajectory)
 
     def _take_request(self, request: int) -> Trajectory | None:
@@ -457,4 +458,4 @@ class Trajectories:
         return trajectory if trajectory is not None and trajectory.issue == issue else None
 
     def _superseded(self) -> None:
-        self.tally.dropped["superseded"] += 1
+        self.tally.dropped[DropReason.SUPERSEDED] += 1

@@ -10,13 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.errors import EXIT_USER, SiteError, UserError
+from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.files import FILE_MODE, disk_errors, point
 from rollart_hpc.launch.command import environment, python
 from rollart_hpc.launch.failures import describe, last_error, quoted_tail
 from rollart_hpc.launch.preloaded import ForkedProcess, NotPreloaded, Preloaded
 from rollart_hpc.processes.lifetime import PARENT_VARIABLE
 from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import ExitCode
 
 SAY_EVERY_S = 5.0
 _MODULE = "rollart_hpc.trainers.base_model"
@@ -51,7 +52,7 @@ def _make_tiny(run: RunDir, say: Say, preloaded: Preloaded | None) -> None:
         os.close(output)
     if code != 0 or not run.model.is_dir():
         said = last_error(log) or quoted_tail(log)
-        kind = UserError if code == EXIT_USER else SiteError
+        kind = UserError if code == ExitCode.USER else SiteError
         raise kind(f"the base model could not be made ({describe(code)}): {said}", f"its log: {log}")
 
 

@@ -8,10 +8,11 @@ import signal
 import time
 from pathlib import Path
 
-from rollart_hpc.errors import EXIT_USER, RollartError, SiteError, UserError
+from rollart_hpc.errors import RollartError, SiteError, UserError
 from rollart_hpc.launch.process import Child
 from rollart_hpc.processes.logs import LOG_LINE, LOG_TIME_FORMAT
 from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import ExitCode
 
 _TAIL_BYTES = 64 << 10
 _FULL_BYTES = 64 << 10
@@ -30,7 +31,7 @@ def describe(code: int) -> str:
 def reason_of(child: Child, code: int, reported: str = "") -> RollartError:
     """The process knew why it ended: say that. `reported`: what it wrote down elsewhere."""
     said = last_error(child.log)
-    kind = UserError if code == EXIT_USER else SiteError
+    kind = UserError if code == ExitCode.USER else SiteError
     if reported and not said:
         return kind(f"{child.name}: {reported}", f"the logs are in {child.log.parent}")
     if not said and shutil.disk_usage(child.log.parent).free < _FULL_BYTES:

@@ -8,27 +8,28 @@ from __future__ import annotations
 from contextlib import suppress
 
 from rollart_hpc.backends.registry import find
-from rollart_hpc.config.resolved import read_resolved, write_resolved
+from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import RollartError, UserError
 from rollart_hpc.extras import TRAIN, Need, need
 from rollart_hpc.launch.base_model import prepare_model
 from rollart_hpc.launch.leader import find_mpiexec
-from rollart_hpc.launch.ownership import read_ownership, supervisor_pid, write_ownership
+from rollart_hpc.launch.ownership import has_finished, supervisor_pid, write_ownership
 from rollart_hpc.launch.place import LocalPlace
 from rollart_hpc.launch.plan import make_plan
+from rollart_hpc.launch.plan_file import create_run, settle_plan
 from rollart_hpc.launch.preloaded import Preloaded, preloaded_kinds, preloaded_roles
-from rollart_hpc.launch.supervisor import Outcome, Screen, Supervisor
+from rollart_hpc.launch.screen import Screen
+from rollart_hpc.launch.supervisor import Outcome, Supervisor
 from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import RunState
 
 
 def start_run(config: RunConfig, site: SiteConfig, run: RunDir, screen: Screen) -> Outcome:
     """A new run in a directory that does not exist yet."""
     _need_backends(config)
-    run.create()
-    write_resolved(run.config, config)
-    write_resolved(run.site, site)
+    create_run(run, config, site, make_plan(config, site))
     screen.say(f"run directory {run.path}")
     return _carry_out(run, config, screen)
 
@@ -39,7 +40,7 @@ def resume_run(run: RunDir, screen: Screen) -> Outcome:
     pid = supervisor_pid(run)
     if pid is not None:
         raise UserError(f"{run.path} is still running (pid {pid})", f"end it first: rollart-hpc cancel {run.path}")
-    if read_ownership(run).get("state") == "finished":
+    if has_finished(run):
         raise UserError(f"{run.path} has finished all its {config.steps} steps", "start a new run")
     _need_backends(config)
     return _carry_out(run, config, screen)
@@ -51,7 +52,7 @@ def _carry_out(run: RunDir, config: RunConfig, screen: Screen) -> Outcome:
     preloaded = Preloaded(run.preloaded_log, preloaded_kinds(config)) if roles else None
     try:
         _prepare(run, config, screen, preloaded)
-        return Supervisor(run, config, make_plan(config), screen, LocalPlace(preloaded, roles)).supervise()
+        return Supervisor(run, config, settle_plan(run), screen, LocalPlace(preloaded, roles)).supervise()
     finally:
         if preloaded is not None:
             preloaded.close()
@@ -62,7 +63,7 @@ def _prepare(run: RunDir, config: RunConfig, screen: Screen, preloaded: Preloade
         prepare_model(run, config, screen.say, preloaded)
     except RollartError as error:
         with suppress(RollartError):
-            write_ownership(run, run.last_attempt(), (), "failed", error.what)
+            write_ownership(run, run.last_attempt(), (), RunState.FAILED, error.what)
         raise
 
 

@@ -24,12 +24,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 from rollart_hpc import __version__
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.errors import EXIT_DRAINED, EXIT_ENVIRONMENT, EXIT_USER, RollartError, SiteError
-from rollart_hpc.files import append_line, read_json
+from rollart_hpc.errors import RollartError, SiteError
+from rollart_hpc.files import append_line
 from rollart_hpc.launch import failures
 from rollart_hpc.launch.crew import Crew
 from rollart_hpc.launch.elastic.local import LocalWorkers, is_elastic
@@ -39,14 +39,17 @@ from rollart_hpc.launch.place import LocalPlace, Place
 from rollart_hpc.launch.plan import CONTROLLER, Plan
 from rollart_hpc.launch.process import Child, new_incarnation, wait_for
 from rollart_hpc.launch.restarts import RestoreBudget, RoleBudget
+from rollart_hpc.launch.screen import Screen
 from rollart_hpc.launch.signals import Signals
 from rollart_hpc.launch.watchdog import Watchdog
+from rollart_hpc.observe.status import Status, read_status
 from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import ExitCode, RunState
 from rollart_hpc.wire.keys import load_client, make_keys
 from rollart_hpc.wire.link import Link, LinkClosed
-from rollart_hpc.wire.messages import Drain, Exited, Hello, Message, Silent, Warned
+from rollart_hpc.wire.messages import Drain, Exited, Hello, Message, Progress, Silent, Warned
 
-TICK_S = 1.0  # how often the status is looked at
+TICK_S = 1.0  # between two looks at time limits, elastic workers and what the user sees
 WELCOME_S = 20.0  # the controller answers the supervisor within
 STOP_S = 10.0  # workers get so long to end by themselves after the controller
 LEAVE_S = 3.0  # relays, after a drained one, to free the memory of their nodes
@@ -54,15 +57,8 @@ TERM_S = 3.0
 DRAIN_S = 60.0  # a drained run has so long for its checkpoint, unless its place sets a time
 DUMP_S = 1.0
 
-Outcome = Literal["finished", "drained"]
+Outcome = Literal[RunState.FINISHED, RunState.DRAINED]
 Why = Literal["", "signal", "limit"]
-
-
-class Screen(Protocol):
-    """What the user sees of the run."""
-
-    def say(self, text: str) -> None: ...
-    def show(self, status: dict[str, Any]) -> None: ...
 
 
 class Supervisor:
@@ -91,13 +87,15 @@ class Supervisor:
         self._controller_attempt = 0
         self._ready: int | None = None  # where the controller tells its address
         self._link: Link | None = None
+        self._told: Progress | None = None  # by this attempt's controller, last
         self._draining = self._hurries = False
         self._outcome: Outcome | None = None
         self._ticked_s = 0.0
 
     def supervise(self) -> Outcome:
         """Until the run is over. A failure is raised; whatever happens, no process is left."""
-        state, reason = "failed", "the supervisor failed"
+        state: RunState = RunState.FAILED
+        reason = "the supervisor failed"
         self._run.remove_store()  # of a supervisor that was killed
         try:
             with self._signals:
@@ -105,7 +103,7 @@ class Supervisor:
                 self._begin_attempt()
                 while self._outcome is None:
                     self._turn()
-                self._end_all(grace_s=STOP_S if self._outcome == "finished" else 0.0)
+                self._end_all(grace_s=STOP_S if self._outcome is RunState.FINISHED else 0.0)
             state, reason = self._outcome, ""
             return self._outcome
         except RollartError as error:
@@ -137,11 +135,11 @@ class Supervisor:
         self._timers.append((time.monotonic() + delay_s, action))
 
     def _tick(self, now: float) -> None:
+        told = self._told if self._link is not None and not self._draining else None
+        if told is not None and self._elastic.tick(told, now):
+            self._watchdog.touch(now)
         status = self._status()
-        if status:
-            self._watchdog.see(status, now)
-            if not self._draining and self._link is not None and self._elastic.tick(status, now):
-                self._watchdog.touch(now)
+        if status is not None:
             self._screen.show(status)
         if self._place.left_s() <= 0 and not self._draining:
             self._drain("limit", "the time of the job is up")
@@ -160,6 +158,7 @@ class Supervisor:
         attempt = self._crew.attempt = self._controller_attempt = self._run.begin_attempt()
         make_keys(self._run.keys(attempt))
         self._watchdog.reset(time.monotonic())
+        self._told = None
         self._note(f"attempt {attempt} begins {self._origin()}")
         self._ready, write = os.pipe()
         try:
@@ -221,15 +220,16 @@ class Supervisor:
 
     def _controller_ended(self, child: Child, code: int) -> None:
         if code == 0:
-            self._outcome = "finished"
-        elif code == EXIT_DRAINED:
+            self._outcome = RunState.FINISHED
+        elif code == ExitCode.DRAINED:
             wait_for(self._crew.of("relay"), LEAVE_S)
-            self._outcome = "drained"
+            self._outcome = RunState.DRAINED
         elif self._draining:
-            self._outcome = "drained"
-        elif code in (EXIT_USER, EXIT_ENVIRONMENT):
+            self._outcome = RunState.DRAINED
+        elif code in (ExitCode.USER, ExitCode.ENVIRONMENT):
             status = self._status()
-            raise failures.reason_of(child, code, status["reason"] if status.get("state") == "failed" else "")
+            reported = status.reason if status is not None and status.state is RunState.FAILED else ""
+            raise failures.reason_of(child, code, reported)
         else:
             delay_s = self._next_restore(child, code)
             self._end_all()
@@ -240,7 +240,7 @@ class Supervisor:
             return  # it was told to
         if child.order.seats:
             self._leave_world(child)
-        elif code == EXIT_USER:
+        elif code == ExitCode.USER:
             raise failures.reason_of(child, code)
         elif is_elastic(child):
             self._elastic.failed(f"{child.name} ended: {failures.describe(code)}")
@@ -282,10 +282,10 @@ class Supervisor:
 
     def _next_restore(self, child: Child, code: int) -> float:
         newest = self._run.newest_checkpoint()
-        delay_s = self._restores.next_delay_s(newest.step if newest else -1, is_known=code == EXIT_ENVIRONMENT)
+        delay_s = self._restores.next_delay_s(newest.step if newest else -1, is_known=code == ExitCode.ENVIRONMENT)
         if delay_s is not None:
             return delay_s
-        if code == EXIT_ENVIRONMENT:
+        if code == ExitCode.ENVIRONMENT:
             raise failures.reason_of(child, code)
         raise failures.gave_up(child, code, f"restarts.attempts = {self._config.restarts.attempts}", self._run)
 
@@ -325,7 +325,7 @@ class Supervisor:
             self._place.told_to_end()
         if self._draining or self._link is None:
             self._note(f"{cause}: ending every process now")
-            self._outcome = "drained"
+            self._outcome = RunState.DRAINED
             return
         self._draining = True
         again = "" if self._place.is_patient else " (once more: end it now)"
@@ -342,7 +342,7 @@ class Supervisor:
         self._after(LEAVE_S, self._give_up)
 
     def _give_up(self) -> None:
-        self._outcome = "drained"
+        self._outcome = RunState.DRAINED
 
     def _hear(self) -> None:
         """What the controller passes on; that it died is told by its pidfd."""
@@ -354,6 +354,9 @@ class Supervisor:
                     self._drain("signal", f"{received[0].name} was told that its time will be up")
                 if isinstance(received[0], Silent):
                     silent.append(received[0])
+                if isinstance(received[0], Progress):
+                    self._told = received[0]
+                    self._watchdog.see(self._told, time.monotonic())
         except LinkClosed as error:
             self._note(str(error))
             self._close_link("closed")
@@ -372,10 +375,12 @@ class Supervisor:
         if self._link is not None:
             self._link.send(message)
 
-    def _status(self) -> dict[str, Any]:
-        """What this attempt's controller wrote down last."""
-        status: dict[str, Any] = read_json(self._run.status) or {}
-        return status if status.get("attempt", 0) >= self._controller_attempt else {}
+    def _status(self) -> Status | None:
+        """What this attempt's controller wrote down last, for the user; decisions are made on what it says itself."""
+        status = None
+        with suppress(RollartError):  # a damaged one is written anew in a moment
+            status = read_status(self._run.status)
+        return status if status is not None and status.attempt >= self._controller_attempt else None
 
     def _note(self, text: str, is_news: bool = True) -> None:
         with suppress(RollartError):  # the disk may be full; the screen is not

@@ -1,13 +1,13 @@
-"""Does the run move? Owns the two time limits; is told the time and what the controller reports."""
+"""Does the run move? Owns the two time limits; is told the time and what the controller reports over the link."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 from rollart_hpc.config.schema import TimeoutConfig
 from rollart_hpc.launch.plan import Plan, Proc
+from rollart_hpc.wire.messages import Progress
 
 
 @dataclass
@@ -17,7 +17,7 @@ class Watchdog:
     timeouts: TimeoutConfig
     plan: Plan
     _since_s: float = 0.0
-    _progress: Any = None
+    _progress: int | None = None
     _wanted: Counter[str] = field(default_factory=Counter)  # processes by role; the trainer joins once, as rank 0
     _missing: dict[str, int] = field(default_factory=dict)
     _started: bool = False
@@ -36,17 +36,14 @@ class Watchdog:
         """Something else than the controller showed life, e.g. a process was started again."""
         self._since_s = now
 
-    def see(self, status: dict[str, Any] | None, now: float) -> None:
-        """What status.json of this attempt says."""
-        if not status:
-            return
-        progress = status.get("progress")
-        if progress != self._progress:
-            self._progress = progress
+    def see(self, told: Progress, now: float) -> None:
+        """What the controller of this attempt says."""
+        if told.progress != self._progress:
+            self._progress = told.progress
             if self._started:
                 self._since_s = now
         if not self._started:
-            self._missing = self._still_missing(status.get("workers") or {})
+            self._missing = self._still_missing(told)
             if not self._missing:
                 self._started, self._since_s = True, now
 
@@ -60,6 +57,6 @@ class Watchdog:
             return f"nothing moved for timeouts.idle_s = {self.timeouts.idle_s:g} s"
         return ""
 
-    def _still_missing(self, workers: dict[str, Any]) -> dict[str, int]:
-        left = {role: count - int((workers.get(role) or {}).get("alive", 0)) for role, count in self._wanted.items()}
+    def _still_missing(self, told: Progress) -> dict[str, int]:
+        left = {role: count - told.alive.get(role, 0) for role, count in self._wanted.items()}
         return {role: count for role, count in left.items() if count > 0}

@@ -16,6 +16,7 @@ import msgspec
 
 from rollart_hpc.files import disk_errors, mend
 from rollart_hpc.observe.tensorboard import EventFile
+from rollart_hpc.vocabulary import EventKind, LineKind
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +39,13 @@ class MetricsLog:
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def step(self, line: dict[str, Any]) -> None:
-        self._append({"kind": "step", **line})
+        self._append({"kind": LineKind.STEP, **line})
 
     def validation(self, line: dict[str, Any]) -> None:
-        self._append({"kind": "validation", **line})
+        self._append({"kind": LineKind.VALIDATION, **line})
 
-    def event(self, what: str, *, time_s: float, name: str = "", detail: str = "", **more: Any) -> None:
-        self._append({"kind": "event", "time_s": time_s, "what": what, "name": name, "detail": detail, **more})
+    def event(self, what: EventKind, *, time_s: float, name: str = "", detail: str = "", **more: Any) -> None:
+        self._append({"kind": LineKind.EVENT, "time_s": time_s, "what": what, "name": name, "detail": detail, **more})
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -86,14 +87,14 @@ def parse(data: bytes) -> tuple[list[dict[str, Any]], int]:
     return lines, num_torn
 
 
-def of_kind(lines: Iterable[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+def of_kind(lines: Iterable[dict[str, Any]], kind: LineKind) -> list[dict[str, Any]]:
     return [line for line in lines if line.get("kind") == kind]
 
 
 def surviving_steps(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Steps in order, without those that a restore rolled back: a later line of a version voids all from it on."""
     chain: list[dict[str, Any]] = []
-    for line in of_kind(lines, "step"):
+    for line in of_kind(lines, LineKind.STEP):
         while chain and chain[-1].get("version", 0) >= line.get("version", 0):
             chain.pop()
         chain.append(line)
@@ -105,9 +106,9 @@ def surviving_validations(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any
     kept: dict[tuple[int, str], dict[str, Any]] = {}
     for line in lines:
         version = line.get("version", 0)
-        if line.get("kind") == "step":
+        if line.get("kind") == LineKind.STEP:
             kept = {key: other for key, other in kept.items() if key[0] < version}
-        elif line.get("kind") == "validation":
+        elif line.get("kind") == LineKind.VALIDATION:
             kept[version, line.get("task", "")] = line
     return list(kept.values())
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-_JOINED, _RUNNING = "worker_joined", "running"
+from rollart_hpc.vocabulary import EventKind, LineKind
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ def start_phases(lines: Iterable[dict[str, Any]]) -> list[Phase]:
     joined_s, ends = 0.0, {}
     for line in lines:
         at_s, kind, what = float(line.get("time_s", 0.0)), line.get("kind"), line.get("what")
-        if what == _JOINED:
+        if what == EventKind.WORKER_JOINED:
             joined_s = at_s
-        elif what == _RUNNING:
+        elif what == EventKind.RUNNING:
             ends["weights"] = at_s
-        elif kind == "validation":
+        elif kind == LineKind.VALIDATION:
             ends["validated"] = at_s
-        elif kind == "step":
+        elif kind == LineKind.STEP:
             ends["first step"] = at_s
             break
     if ends:

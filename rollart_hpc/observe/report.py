@@ -19,9 +19,10 @@ from rollart_hpc.observe.sections import Run
 from rollart_hpc.observe.status import Cluster, Status, read_status
 from rollart_hpc.observe.timeline import read_run
 from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import LineKind, RunState
 
 
-def write_report(run_dir: Path, state: str | None = None) -> Path:
+def write_report(run_dir: Path, state: RunState | None = None) -> Path:
     """`state`: how it ended, if the caller knows better than the last status (a killed run can't write that down)."""
     run = _load(run_dir)
     if state is not None:
@@ -44,7 +45,7 @@ def _load(run_dir: Path) -> Run:
         lines=lines,
         steps=metrics.surviving_steps(lines),
         validations=metrics.surviving_validations(lines),
-        events=metrics.of_kind(lines, "event"),
+        events=metrics.of_kind(lines, LineKind.EVENT),
         spans=read_run(paths.traces(attempt) for attempt in paths.attempt_numbers()),
         cluster=_cluster(paths.cluster),
         config=paths.config.read_text(errors="replace") if paths.config.exists() else "",

@@ -15,11 +15,10 @@ from rollart_hpc.observe.paired import paired
 from rollart_hpc.observe.phases import start_phases
 from rollart_hpc.observe.status import Cluster, Status
 from rollart_hpc.observe.timeline import Span
+from rollart_hpc.vocabulary import EventKind, RunState
 
 MAX_EVENTS = 200
 MAX_COLUMNS = 100
-_GOOD = ("finished",)
-_BUSY = ("preparing", "starting", "running", "draining")
 _POOLS = {"compute": "prefill", "bandwidth": "decode"}  # the pools' colours are those of what they are good at
 
 
@@ -48,7 +47,8 @@ class Run:
 
 def header(run: Run, name: str) -> str:
     status = run.status
-    kind = "good" if status.state in _GOOD else "busy" if status.state in _BUSY else "bad"
+    is_bad = status.state.can_resume or status.state is RunState.UNKNOWN
+    kind = "good" if status.state is RunState.FINISHED else "bad" if is_bad else "busy"
     attempts = f", attempt {status.attempt}" if status.attempt > 1 else ""
     mode = f"{status.mode} mode, " if status.mode else ""
     reason = f'<p class="reason">{escape(status.reason)}</p>' if status.reason else ""
@@ -127,7 +127,7 @@ def _marks(run: Run) -> list[tuple[float, str]]:
     times = [step.get("time_s", 0.0) for step in run.steps]
     marks = []
     for event in run.events:
-        if event.get("what") == "worker_lost" and times and event.get("time_s", 0.0) <= times[-1]:
+        if event.get("what") == EventKind.WORKER_LOST and times and event.get("time_s", 0.0) <= times[-1]:
             index = bisect_left(times, event.get("time_s", 0.0))
             marks.append((float(run.steps[index]["version"]), f"{event.get('name')} lost: {event.get('detail')}"))
     for before, after in zip(run.steps, run.steps[1:], strict=False):

@@ -11,6 +11,7 @@ import msgspec
 
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import write_atomic
+from rollart_hpc.vocabulary import RunState
 
 
 class TaskStatus(msgspec.Struct):
@@ -67,7 +68,7 @@ class WaitStatus(msgspec.Struct):
 
 class Status(msgspec.Struct):
     name: str = ""
-    state: str = "unknown"  # preparing, starting, running, then how it ended
+    state: RunState = RunState.UNKNOWN
     reason: str = ""
     mode: str = ""
     step: int = 0
@@ -83,7 +84,7 @@ class Status(msgspec.Struct):
     validating: int | None = None  # version being validated
     tasks: dict[str, TaskStatus] = {}
     staleness: StalenessStatus = msgspec.field(default_factory=StalenessStatus)
-    dropped: dict[str, int] = {}
+    dropped: dict[str, int] = {}  # by DropReason, or one that another version had
     fallbacks: int = 0  # requests outside their task's pool because that was empty
     split_requests: int = 0  # turns prefilled on one pool and decoded on the other
     split_fallbacks: int = 0  # turns of split tasks that one engine had to serve alone

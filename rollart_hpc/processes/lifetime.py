@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 
-from rollart_hpc.errors import EXIT_LINK_LOST
+from rollart_hpc.vocabulary import ExitCode
 
 PARENT_VARIABLE = "ROLLART_PARENT_PID"  # the process ends with this parent
 LEADER_VARIABLE = "ROLLART_LEADER_PID"  # ... or with this ancestor
@@ -61,7 +61,7 @@ def end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, by, 0, 0, 0)
     if os.getppid() != int(parent):  # it died before the line above
-        sys.exit(EXIT_LINK_LOST)
+        sys.exit(ExitCode.LINK_LOST)
 
 
 def end_with(ancestor: int) -> None:
@@ -76,5 +76,5 @@ def end_with(ancestor: int) -> None:
     try:
         pidfd = os.pidfd_open(ancestor)
     except ProcessLookupError:
-        sys.exit(EXIT_LINK_LOST)
+        sys.exit(ExitCode.LINK_LOST)
     threading.Thread(target=watch, name="leader", daemon=True).start()

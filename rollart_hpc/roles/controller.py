@@ -3,7 +3,7 @@
     message -> member event or flow event -> core -> commands -> messages
                                                   -> ledger, metrics, status, checkpoints (journal)
 
-Starts without torch. Exit codes: 0 finished, 3 failed, 5 drained.
+Starts without torch. Its exit code is that of the state the run ended in (`vocabulary.RunState`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
-from rollart_hpc.errors import EXIT_DRAINED, EXIT_ENVIRONMENT, RollartError, SiteError
+from rollart_hpc.errors import RollartError, SiteError
 from rollart_hpc.files import write_json
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
@@ -32,14 +32,16 @@ from rollart_hpc.roles.start import Start, run_role
 from rollart_hpc.roles.translate import event_of, message_of
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Frame, Role
+from rollart_hpc.vocabulary import EventKind, ProcessState, RunState
 from rollart_hpc.wire import keys, members
 from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.hub import Hub
 from rollart_hpc.wire.interfaces import address_of
 
+SUPERVISOR = "supervisor"
 TICK_S = 0.2
+PROGRESS_S = 1.0  # the supervisor hears at most so often how the run gets on
 FAREWELL_S = 15.0
-EXIT_OF = {"finished": 0, "failed": EXIT_ENVIRONMENT, "drained": EXIT_DRAINED}
 
 log = logging.getLogger("rollart_hpc.controller")
 
@@ -58,9 +60,11 @@ class Controller:
         )
         self.journal = Journal(start.run, start.config, self.core, self.hub.counters)
         self.pending: deque[ev.Event] = deque()
-        self.ending = ""
+        self.ending: RunState | None = None
         self._silent: dict[str, tuple[float, ms.Hello]] = {}  # lost, perhaps to come back; until when
         self._next_tick = 0.0
+        self._told: ms.Progress | None = None  # to the supervisor, last
+        self._told_s = 0.0
         self._commit: ms.Committed | None = None
         self._carry_out: dict[type, Callable[[Any], None]] = {
             ev.Generate: self._generate, ev.Deliver: self._deliver, ev.Score: self._score,
@@ -75,11 +79,12 @@ class Controller:
         return f"tcp://{self.hub.host}:{self.hub.port}"
 
     def run(self) -> int:
-        while not self.ending:
+        while self.ending is None:
             self._receive(0.0 if self.core.has_backlog else max(0.0, self._next_tick - time.monotonic()))
             self._tick_if_due()
-        self._farewell()
-        return EXIT_OF[self.ending]
+        self._farewell(self.ending)
+        assert self.ending.exit_code is not None
+        return self.ending.exit_code
 
     # --- in ----------------------------------------------------------------------------------
 
@@ -101,7 +106,7 @@ class Controller:
             self.hub.counters["bad_messages"] += 1
             return
         if isinstance(message, ms.Warned):
-            self.hub.send("supervisor", message)
+            self.hub.send(SUPERVISOR, message)
         self.journal.saw(name, message)
         self._keep(message, frames)
         if event is not None:
@@ -128,13 +133,15 @@ class Controller:
         if isinstance(change, members.Joined):
             self._silent.pop(hello.name, None)
             self.journal.joined(hello)
+            if hello.name == SUPERVISOR:
+                self._told = None
             role = cast(Role, hello.role)  # checked by members
             place = hello.node, hello.pool, hello.capacity
             engine = hello.num_ranks, hello.kv_tokens, hello.speed
             self.pending.append(ev.Joined(hello.name, role, *place, hello.attempt, hello.version, *engine))
         else:
-            self.journal.gone(hello, change.reason, change.is_leaving)
-            if change.is_silent:
+            self.journal.gone(hello, change.reason, change.state)
+            if change.state is ProcessState.SILENT:
                 self._silent[hello.name] = (time.monotonic() + self.config.timeouts.silence_s, hello)
             self.pending.append(ev.Lost(hello.name, change.reason))
 
@@ -149,13 +156,22 @@ class Controller:
         self._settle()
         self._give_up_silent(now)
         self.journal.tick(now)
+        if now >= self._told_s + PROGRESS_S:
+            self._told_s = now
+            self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        """To the watchdog and the elastic scaling, if it is news."""
+        progress = self.journal.progress()
+        if progress != self._told and SUPERVISOR in self.core.workers and self.hub.send(SUPERVISOR, progress):
+            self._told = progress
 
     def _give_up_silent(self, now: float) -> None:
         """Who was busy beyond measure comes back; who stays silent for as long again is stopped or stuck."""
         for name, (due_s, hello) in list(self._silent.items()):
             if now >= due_s:
                 del self._silent[name]
-                self.hub.send("supervisor", ms.Silent(name, hello.incarnation))
+                self.hub.send(SUPERVISOR, ms.Silent(name, hello.incarnation))
 
     # --- out ---------------------------------------------------------------------------------
 
@@ -226,7 +242,7 @@ class Controller:
             checkpoints.abandon(self.run_dir, message.version)
         else:
             checkpoints.commit(self.run_dir, message.version, self.core.attempt, self.config.checkpoint.keep)
-            self.journal.event("checkpoint", str(message.version))
+            self.journal.event(EventKind.CHECKPOINT, str(message.version))
             gc.collect()
 
     def _warn(self, c: ev.Warn) -> None:
@@ -237,14 +253,15 @@ class Controller:
         log.info("%s: %s", c.state, c.reason)
         self.ending = c.state
         self.journal.ended(c.state, c.reason)
+        self._tell_progress()
 
-    def _farewell(self) -> None:
+    def _farewell(self, ending: RunState) -> None:
         """Tell everyone to stop and give them a moment to go."""
         for name, hello in self.members.alive.items():
-            if hello.role != "supervisor":
-                self.hub.send(name, ms.Stop(self.ending))
+            if hello.role != SUPERVISOR:
+                self.hub.send(name, ms.Stop(ending))
         deadline = time.monotonic() + FAREWELL_S
-        while time.monotonic() < deadline and any(h.role != "supervisor" for h in self.members.alive.values()):
+        while time.monotonic() < deadline and any(h.role != SUPERVISOR for h in self.members.alive.values()):
             for name, message, _ in self.hub.poll(0.2):
                 self.members.handle(name, message)
         self.journal.close()

@@ -10,11 +10,13 @@ import os
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.errors import SiteError
 from rollart_hpc.files import append_line, mend
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
@@ -28,12 +30,14 @@ from rollart_hpc.observe.status import (
     WaitStatus,
     WeightsStatus,
     WorkerStatus,
+    read_status,
     write_status,
 )
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.roles.kv_use import KvUse
-from rollart_hpc.roles.roll import JOINED, LEFT, LOST, Roll
+from rollart_hpc.roles.roll import Roll
 from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import EventKind, LineKind, ProcessState, RunState
 from rollart_hpc.wire import messages as ms
 
 STATUS_EVERY_S = 1.0
@@ -60,8 +64,10 @@ class Journal:
         self._status_due = 0.0
         self._writer = ThreadPoolExecutor(1, "status")
         self._writing: Future[None] | None = None
-        self._state, self._reason = "starting", ""
-        self.event(JOINED, "controller", f"attempt {core.attempt}, pid {os.getpid()}", role="controller")
+        self._state, self._reason = RunState.STARTING, ""
+        self.event(
+            EventKind.WORKER_JOINED, "controller", f"attempt {core.attempt}, pid {os.getpid()}", role="controller"
+        )
 
     @property
     def time_s(self) -> float:
@@ -72,15 +78,16 @@ class Journal:
 
     def joined(self, hello: ms.Hello) -> None:
         detail = f"{hello.role} on {hello.node}, pid {hello.pid}"
-        self.event(JOINED, hello.name, detail, role=hello.role)
+        self.event(EventKind.WORKER_JOINED, hello.name, detail, role=hello.role)
         if hello.role == "engine":
             self._kv.joined(hello.name, hello.pool, hello.kv_tokens)
 
-    def gone(self, hello: ms.Hello, reason: str, is_leaving: bool) -> None:
+    def gone(self, hello: ms.Hello, reason: str, state: ProcessState) -> None:
         self._kv.left(hello.name)
-        self.event(LEFT if is_leaving else LOST, hello.name, reason, role=hello.role)
+        what = EventKind.WORKER_LEFT if state is ProcessState.LEFT else EventKind.WORKER_LOST
+        self.event(what, hello.name, reason, role=hello.role)
 
-    def event(self, what: str, name: str, detail: str = "", role: str = "") -> None:
+    def event(self, what: EventKind, name: str, detail: str = "", role: str = "") -> None:
         more = {"role": role} if role else {}
         self.metrics.event(what, time_s=self.time_s, name=name, detail=detail, **more)
         self._roll.see(what, role, detail)
@@ -150,15 +157,15 @@ class Journal:
             self.metrics.validation(line)
             self.board.validation(line)
 
-    def ended(self, state: str, reason: str) -> None:
+    def ended(self, state: RunState, reason: str) -> None:
         self._state, self._reason = state, reason
-        self.event(state, "run", reason)
+        self.event(EventKind(state), "run", reason)
         self._write_status()
 
     def tick(self, now: float) -> None:
-        if self._state == "starting" and self.core.tally.installs:
-            self._state = "running"
-            self.event("running", "run", "the first engine has weights")
+        if self._state is RunState.STARTING and self.core.tally.installs:
+            self._state = RunState.RUNNING
+            self.event(EventKind.RUNNING, "run", "the first engine has weights")
         if now >= self._status_due:
             self._status_due = now + STATUS_EVERY_S
             self._write_status_aside()
@@ -185,6 +192,10 @@ class Journal:
             "start_versions": [member.first_version for member in members],
         }
         append_line(self.run.ledger, msgspec.json.encode(line).decode(), sync=True)
+
+    def progress(self) -> ms.Progress:
+        core = self.core
+        return ms.Progress(self._state, core.tally.progress, core.trajectories.num_to_score, dict(self._alive()))
 
     def _write_status(self) -> None:
         """Now, after the one under way."""
@@ -225,7 +236,7 @@ class Journal:
                 max_trained=max(tally.staleness, default=0),
                 histogram={str(k): v for k, v in sorted(tally.staleness.items())},
             ),
-            dropped=dict(tally.dropped),
+            dropped={reason.value: count for reason, count in tally.dropped.items()},
             fallbacks=tally.fallbacks,
             split_requests=tally.split_requests,
             split_fallbacks=tally.split_fallbacks,
@@ -275,11 +286,15 @@ class Journal:
         )
 
     def _workers(self) -> dict[str, WorkerStatus]:
-        alive: Counter[str] = Counter(worker.role for worker in self.core.workers.values())
-        alive["controller"] = 1
-        roll = self._roll
+        alive, roll = self._alive(), self._roll
         roles = sorted({*roll.joined, "env", "engine", "trainer", "reward"})
         return {role: WorkerStatus(roll.joined[role], roll.lost[role], alive[role], roll.left[role]) for role in roles}
+
+    def _alive(self) -> Counter[str]:
+        """By role."""
+        alive: Counter[str] = Counter(worker.role for worker in self.core.workers.values())
+        alive["controller"] = 1
+        return alive
 
     def _generated_tokens(self) -> int:
         return sum(task.decode_tokens for task in self.core.tally.tasks.values())
@@ -308,14 +323,14 @@ def _means(record: ev.RecordStep) -> dict[str, dict[str, float]]:
 def _earlier_roll(run: RunDir) -> Roll:
     """Who came and went under earlier controllers of this run."""
     roll = Roll()
-    for line in metrics.of_kind(metrics.read(run.metrics), "event"):
+    for line in metrics.of_kind(metrics.read(run.metrics), LineKind.EVENT):
         roll.see(line.get("what", ""), line.get("role", ""), line.get("detail", ""))
     return roll
 
 
 def _elapsed_before(run: RunDir) -> float:
     """How long earlier controllers of this run were up."""
-    try:
-        return float(msgspec.json.decode(run.status.read_bytes())["time_s"])
-    except (OSError, ValueError, KeyError, TypeError, msgspec.DecodeError):
-        return 0.0
+    with suppress(SiteError):  # a damaged one is written anew
+        status = read_status(run.status)
+        return status.time_s if status is not None else 0.0
+    return 0.0

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-JOINED, LOST, LEFT = "worker_joined", "worker_lost", "worker_left"
-ENDS = ("finished", "drained", "failed")  # as the controller tells them
+from rollart_hpc.vocabulary import EventKind
+
+_GONE = (EventKind.WORKER_LOST, EventKind.WORKER_LEFT)
+_ENDS = tuple(kind for kind in EventKind if kind.ends_run)
 
 
 class Roll:
@@ -23,12 +25,12 @@ class Roll:
         self._supervisor = ""
 
     def see(self, what: str, role: str, detail: str) -> None:
-        if what == JOINED:
+        if what == EventKind.WORKER_JOINED:
             self._join(role, detail)
-        elif what in (LOST, LEFT) and self._present[role]:
+        elif what in _GONE and self._present[role]:
             self._present[role] -= 1
-            (self.lost if what == LOST else self.left)[role] += 1
-        elif what in ENDS:
+            (self.lost if what == EventKind.WORKER_LOST else self.left)[role] += 1
+        elif what in _ENDS:
             self._has_ended = True
 
     def _join(self, role: str, detail: str) -> None:

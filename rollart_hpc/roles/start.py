@@ -32,12 +32,13 @@ from urllib.parse import urlsplit
 from rollart_hpc import __version__
 from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.errors import EXIT_LINK_LOST, RollartError, SiteError
+from rollart_hpc.errors import RollartError, SiteError
 from rollart_hpc.files import FILE_MODE, read_json
 from rollart_hpc.processes.lifetime import end_with_parent, seat_incarnation, stay_if_told, stay_offline
 from rollart_hpc.processes.logs import LOG_FORMAT, LOG_TIME_FORMAT
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Role
+from rollart_hpc.vocabulary import ExitCode
 
 if TYPE_CHECKING:
     from rollart_hpc.wire.link import Link
@@ -225,16 +226,16 @@ def connect(
 def run_role(role: Role, main: Callable[[Start], int | None]) -> NoReturn:
     """Parse, run `main`, turn its end into an exit code. Known errors are one log line, not a traceback."""
     try:
-        code = main(parse(role)) or 0
+        code = main(parse(role)) or ExitCode.OK
     except RollartError as error:
         log.error("%s", error)
-        code = EXIT_LINK_LOST if _is_link_closed(error) else error.exit_code
+        code = ExitCode.LINK_LOST if _is_link_closed(error) else error.exit_code
     except KeyboardInterrupt:
         log.info("interrupted")
-        code = 130
+        code = ExitCode.INTERRUPTED
     except Exception as error:
         log.exception("this process ends: %s", type(error).__name__)
-        code = 1
+        code = ExitCode.CRASHED
     logging.shutdown()
     sys.exit(code)
 

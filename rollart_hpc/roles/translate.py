@@ -6,6 +6,7 @@ import struct
 
 from rollart_hpc.flow import events as ev
 from rollart_hpc.types import Frame, WeightsId
+from rollart_hpc.vocabulary import DONE, DropReason
 from rollart_hpc.wire import messages as ms
 
 
@@ -21,6 +22,15 @@ def _generated(m: ms.Generated, frames: list[Frame]) -> ev.Event:
 def _prompt_tokens(m: ms.TurnWanted, frames: list[Frame]) -> int:
     new = memoryview(frames[0]).nbytes // 4
     return new if m.full else m.prefix_tokens + new
+
+
+def _ended(m: ms.Ended) -> ev.Event:
+    """A reason that nobody knows still ends the play: were the message refused, its slot would never be free again."""
+    if m.status == DONE:
+        return ev.Ended(m.trajectory, m.issue, None, m.num_turns)
+    failure = DropReason.of(m.status)
+    detail = f"{m.status}: {m.detail}" if failure is DropReason.UNKNOWN_REASON else m.detail
+    return ev.Ended(m.trajectory, m.issue, failure, m.num_turns, detail)
 
 
 def _int32(four: memoryview) -> int:
@@ -39,7 +49,7 @@ def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | Non
         case ms.PrefixMissing():
             return ev.PrefixMissing(m.request)
         case ms.Ended():
-            return ev.Ended(m.trajectory, m.issue, m.status, m.num_turns, m.detail)
+            return _ended(m)
         case ms.Scored():
             return ev.Scored(m.trajectory, m.issue, m.reward, m.success)
         case ms.ScoreFailed():

@@ -17,6 +17,7 @@ from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
 from rollart_hpc.flow.policy import Policy
 from rollart_hpc.types import Role, WeightsId
+from rollart_hpc.vocabulary import DropReason
 
 TICK_S = 0.2
 PROMPT_TOKENS, ANSWER_TOKENS = 10, 5
@@ -189,7 +190,7 @@ class World:
         self._turns_left[play] = self.durations.turns(self.random)
         delay_s = self.durations.reset(self.random)
         if self.random.random() < self.durations.failure_rate:
-            self._answer(member, delay_s, ev.Ended(c.trajectory, c.issue, "reset_failed"))
+            self._answer(member, delay_s, ev.Ended(c.trajectory, c.issue, DropReason.RESET_FAILED))
         else:
             self._answer(member, delay_s, self._wanted(c.trajectory, c.issue, 0))
 
@@ -226,11 +227,11 @@ class World:
         delay_s = self.durations.turn(self.random)
         turn = trajectory.turn + 1
         if self.random.random() < self.durations.failure_rate:
-            self._answer(member, delay_s, ev.Ended(c.trajectory, trajectory.issue, "env_crashed"))
+            self._answer(member, delay_s, ev.Ended(c.trajectory, trajectory.issue, DropReason.ENV_CRASHED))
         elif self._turns_left[play] > 0:
             self._answer(member, delay_s, self._wanted(c.trajectory, trajectory.issue, turn))
         else:
-            self._answer(member, delay_s, ev.Ended(c.trajectory, trajectory.issue, "done", turn))
+            self._answer(member, delay_s, ev.Ended(c.trajectory, trajectory.issue, None, turn))
 
     def _do_Score(self, c: ev.Score) -> None:
         member, delay_s = self.by_name[c.worker], self.durations.score(self.random)

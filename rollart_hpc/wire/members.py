@@ -5,8 +5,8 @@ Hello       right package, attempt, role          -> Joined  (Welcome)
             a live name, the same process again   -> Lost, Joined: its connection broke, messages may be gone
             anything wrong                        -> no event (Refused, the sender exits)
 Heartbeat   -> acknowledged
-Bye, Exited -> Lost                              (which it is not if it says that it leaves: is_leaving)
-silence     -> Lost at the next tick
+Bye, Exited -> Lost                              (as LEFT if it says that it leaves by itself)
+silence     -> Lost at the next tick, as SILENT
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Protocol, get_args
 import rollart_hpc
 from rollart_hpc.hardware import MAX_SPEED, MIN_SPEED
 from rollart_hpc.types import Role
+from rollart_hpc.vocabulary import ProcessState
 from rollart_hpc.wire.messages import Bye, Exited, Heartbeat, HeartbeatAck, Hello, Message, Welcome
 
 ROLES = frozenset(get_args(Role)) - {"controller"}
@@ -48,8 +49,7 @@ class Joined:
 class Lost:
     hello: Hello
     reason: str
-    is_silent: bool = False  # nothing says that the process is gone
-    is_leaving: bool = False  # of its own accord: no loss
+    state: ProcessState = ProcessState.LOST  # or LEFT, SILENT
 
 
 class Members:
@@ -85,7 +85,8 @@ class Members:
         if isinstance(message, Heartbeat):
             self._router.send(name, HeartbeatAck(message.sent_s, self._clock()))
         elif isinstance(message, Bye):
-            return self._lose(name, f"said bye: {message.reason}", is_leaving=message.is_leaving)
+            state = ProcessState.LEFT if message.is_leaving else ProcessState.LOST
+            return self._lose(name, f"said bye: {message.reason}", state)
         elif isinstance(message, Exited):
             gone = self._hellos.get(message.name)
             if gone is not None and gone.incarnation == message.incarnation:
@@ -100,7 +101,7 @@ class Members:
         self._ticked_s = now
         silent = [name for name, heard_s in self._heard_s.items() if now - heard_s > self._silence_s]
         reason = f"silent for {self._silence_s:g} s"
-        return [event for name in silent for event in self._lose(name, reason, is_silent=True)]
+        return [event for name in silent for event in self._lose(name, reason, ProcessState.SILENT)]
 
     def lose(self, name: str, reason: str) -> list[Joined | Lost]:
         """For a caller who knows better, e.g. after a send that found nobody."""
@@ -141,9 +142,7 @@ class Members:
             return f"speed {hello.speed}, must be {MIN_SPEED} to {MAX_SPEED}"
         return ""
 
-    def _lose(
-        self, name: str, reason: str, *, is_silent: bool = False, is_leaving: bool = False
-    ) -> list[Joined | Lost]:
+    def _lose(self, name: str, reason: str, state: ProcessState = ProcessState.LOST) -> list[Joined | Lost]:
         del self._heard_s[name]
         self._router.forget(name)
-        return [Lost(self._hellos.pop(name), reason, is_silent, is_leaving)]
+        return [Lost(self._hellos.pop(name), reason, state)]

@@ -13,6 +13,7 @@ from typing import Union
 import msgspec
 
 from rollart_hpc.types import Frame
+from rollart_hpc.vocabulary import RunState
 
 PROTOCOL = 1
 MAX_FRAME_BYTES = 64 << 20
@@ -105,6 +106,15 @@ class Silent(Message):
     incarnation: str
 
 
+class Progress(Message):
+    """controller -> supervisor, about once a second while it changes: what the watchdog and elastic scaling go by."""
+
+    state: RunState
+    progress: int  # grows while anything moves
+    to_score: int  # transcripts that wait for a reward worker or are with one
+    alive: dict[str, int]  # processes by role
+
+
 class Drain(Message):
     """supervisor -> controller: save a checkpoint, then stop the run (`reason`: cancelled, limit).
 
@@ -161,7 +171,7 @@ class Ended(Message):
 
     trajectory: str
     issue: int
-    status: str  # "done" or a failure: the reasons are in docs/runs.md
+    status: str  # vocabulary.DONE or a DropReason
     detail: str
     num_turns: int
     num_tokens: int
@@ -406,7 +416,7 @@ class Saved(Message):
 
 
 AnyMessage = Union[
-    Hello, Welcome, Refused, WhoAreYou, Heartbeat, HeartbeatAck, Bye, Stop, Exited, Silent, Warned, Drain,
+    Hello, Welcome, Refused, WhoAreYou, Heartbeat, HeartbeatAck, Bye, Stop, Exited, Silent, Warned, Progress, Drain,
     Play, Cancel, TurnWanted, Resend, Ended,
     Generate, Abort, Forget, PrefixMissing, Prefilled, Generated,
     Published, PublishAgain, Adopt, Held, TransferOffer, TransferReady, TransferJoin, TransferFailed, TransferSent,

@@ -18,14 +18,14 @@ def test_the_page_of_keys_is_current() -> None:
     assert (DOCS / "config.md").read_text() == pages.config_page(), STALE
 
 
-def test_the_table_of_modes_is_current() -> None:
+def test_the_tables_of_modes_states_and_reasons_are_current() -> None:
     page = (DOCS / "runs.md").read_text()
-    assert page == pages.with_modes(page), STALE
+    assert page == pages.with_tables(page), STALE
 
 
 def test_a_page_without_marks_is_refused() -> None:
     with pytest.raises(AssertionError, match="lacks"):
-        pages.with_modes("# Runs\n")
+        pages.with_tables("# Runs\n")
 
 
 def test_the_page_has_every_key_and_its_links_lead_somewhere() -> None:

@@ -112,7 +112,7 @@ def test_weights_between_trajectories_wait_for_the_running_ones():
     scene.do(ev.Committed(1), ev.Published(WeightsId(1, 1)))
     assert not scene.take(ev.OfferTransfer)
     assert scene.turn(straggler, turn=1).engine == "e"
-    scene.do(ev.Ended(straggler.trajectory, 0, "done", 2), ev.Tick(1.0))
+    scene.do(ev.Ended(straggler.trajectory, 0, None, 2), ev.Tick(1.0))
     assert len(scene.take(ev.OfferTransfer)) == 1
 
 
@@ -246,7 +246,7 @@ def test_transcripts_to_score_are_counted_unless_they_are_held_back():
         scene = Scene(rewards_last=held_back)
         play = scene.take(ev.Play)[0]
         scene.turn(play)
-        scene.do(ev.Lost("reward"), ev.Ended(play.trajectory, play.issue, "done", 1))
+        scene.do(ev.Lost("reward"), ev.Ended(play.trajectory, play.issue, None, 1))
         counts = [scene.core.trajectories.num_to_score]
         scene.do(ev.Joined("reward-2", "reward", capacity=100))
         counts.append(scene.core.trajectories.num_to_score)

@@ -16,7 +16,15 @@ from typing import Any
 import pytest
 
 from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.schema import PoolConfig, RestartConfig, RunConfig, TimeoutConfig, TrainerConfig
+from rollart_hpc.config.schema import (
+    ElasticConfig,
+    PoolConfig,
+    RestartConfig,
+    RewardConfig,
+    RunConfig,
+    TimeoutConfig,
+    TrainerConfig,
+)
 from rollart_hpc.launch.ownership import start_ticks
 from rollart_hpc.rundir import COMMITTED, RunDir
 
@@ -37,8 +45,10 @@ class Driven:
     def owner(self) -> dict[str, Any]:
         return json.loads(self.run.supervisor.read_text()) if self.run.supervisor.exists() else {}
 
-    def status(self) -> dict[str, Any]:
-        return json.loads(self.run.status.read_text()) if self.run.status.exists() else {}
+    def seen(self) -> dict[str, Any]:
+        """By the controller."""
+        path = self.run.path / "seen.json"
+        return json.loads(path.read_text()) if path.exists() else {}
 
     def procs(self) -> dict[str, Any]:
         return self.owner().get("procs", {})
@@ -56,13 +66,12 @@ class Driven:
             if self.process.poll() is not None and not condition():
                 raise AssertionError(f"the supervisor ended early: {self.process.communicate()[0]}")
             time.sleep(0.02)
-        raise AssertionError(f"waited too long; status {self.status()}, owner {self.owner()}")
+        raise AssertionError(f"waited too long; seen {self.seen()}, owner {self.owner()}")
 
     def until_all_joined(self, attempt: int = 1) -> None:
         def all_joined() -> bool:
-            status = self.status()
-            alive = {role: count["alive"] for role, count in status.get("workers", {}).items()}
-            return bool(status) and status["attempt"] >= attempt and alive == self.roles
+            seen = self.seen()
+            return bool(seen) and seen["attempt"] >= attempt and seen["alive"] == self.roles
 
         self.until(all_joined)
 
@@ -138,11 +147,11 @@ def test_what_is_killed_is_started_again_and_a_run_that_finishes_leaves_nothing(
         before = driven.kill(name)
         assert driven.until_replaced(name, before)["attempt"] == before["attempt"] == 1
         driven.until_all_joined()
-        assert [name, -9] in driven.status()["exited"]
+        assert [name, -9] in driven.seen()["exited"]
     check_that_a_killed_rank_restarts_all_ranks(driven)
     env = driven.kill("env-0")  # what starts after a trainer's restore still finds the controller
     assert driven.until_replaced("env-0", env)["attempt"] == 2
-    driven.until(lambda: ["env-0", 2] in driven.status()["joined"])
+    driven.until(lambda: ["env-0", 2] in driven.seen()["joined"])
 
     pids = [proc["pid"] for proc in driven.procs().values()]
     ticks = [start_ticks(pid) for pid in pids]
@@ -164,9 +173,9 @@ def check_that_a_killed_rank_restarts_all_ranks(driven: Driven) -> None:
     after = driven.until_replaced("trainer-1", before)
     assert after["attempt"] == before["attempt"] + 1
     assert driven.until_replaced("trainer-0", other)["attempt"] == after["attempt"]
-    driven.until(lambda: ["trainer-1", 2] in driven.status()["joined"])
+    driven.until(lambda: ["trainer-1", 2] in driven.seen()["joined"])
     assert driven.procs()["engine-compute-0"] == engine
-    assert driven.status()["attempt"] == 1, "the controller lives on"
+    assert driven.seen()["attempt"] == 1, "the controller lives on"
 
 
 def test_a_killed_controller_restarts_everything_from_the_checkpoint(drive: Drive) -> None:
@@ -176,7 +185,7 @@ def test_a_killed_controller_restarts_everything_from_the_checkpoint(drive: Driv
     procs = driven.procs()
     driven.kill("controller")
     driven.until_all_joined(attempt=2)
-    assert driven.status()["checkpoint"] == str(driven.run.checkpoint(3))
+    assert driven.seen()["started_from"] == str(driven.run.checkpoint(3))
     assert not {proc["pid"] for proc in procs.values()} & {proc["pid"] for proc in driven.procs().values()}
     first, second = (driven.run.keys(n) / "client.key" for n in (1, 2))
     assert first.read_bytes() != second.read_bytes()
@@ -278,6 +287,20 @@ def test_a_role_that_never_joins_ends_the_run_with_stacks(drive: Drive) -> None:
     code, output = driven.wait()
     assert code == 3 and re.search(r"missing: .*1 reward", output)
     assert "in behave" in driven.run.log(1, "reward-0").read_text()
+
+
+def test_elastic_workers_come_when_the_controller_says_that_there_is_work(drive: Drive) -> None:
+    """Over the link: there is no status.json."""
+    reward = RewardConfig(workers=1, elastic=ElasticConfig(max_workers=2, queue_per_worker=10, settle_s=0.1))
+    driven = drive(small=True, reward=reward)
+    driven.until_all_joined()
+    assert not [name for name in driven.procs() if "elastic" in name]
+    (driven.run.path / "to_score").write_text("25")
+    driven.until(lambda: driven.seen()["alive"].get("reward") == 3)
+    assert driven.noted("25 transcripts to score: asking for 2 elastic reward workers")
+    assert not driven.run.status.exists()
+    driven.end()
+    assert driven.wait()[0] == 0
 
 
 def test_a_run_in_which_nothing_moves_is_ended(drive: Drive) -> None:

@@ -17,6 +17,7 @@ from rollart_hpc.observe import metrics
 from rollart_hpc.observe.status import PoolStatus, read_status
 from rollart_hpc.roles.journal import Journal
 from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import LineKind, ProcessState, RunState
 from rollart_hpc.wire import messages as ms
 
 CONFIG = RunConfig(model=ModelConfig("directory", "model"), tasks={"lake": TaskConfig(name="lake")})
@@ -43,7 +44,7 @@ def test_a_restored_run_counts_only_the_tokens_of_its_own_steps(run):
     second = begin(run, first.core.snapshot())
     second.core.tally.tasks["lake"].decode_tokens += 50
     commit(second, 2)
-    steps = metrics.of_kind(metrics.read(run.metrics), "step")
+    steps = metrics.of_kind(metrics.read(run.metrics), LineKind.STEP)
     assert [step["tokens"] for step in steps] == [1000, 50]
     assert steps[1]["tokens_per_s"] == pytest.approx(50 / steps[1]["step_s"])
 
@@ -80,9 +81,9 @@ def test_who_ended_in_good_order_is_not_lost(run):
     first = begin(run)
     for role in ("supervisor", "env", "reward"):
         join(first, role, pid=1)
-    first.gone(join(first, "engine"), "exited with code -9", is_leaving=False)
+    first.gone(join(first, "engine"), "exited with code -9", ProcessState.LOST)
     join(first, "engine")
-    first.ended("drained", "asked to")
+    first.ended(RunState.DRAINED, "asked to")
     second = begin(run)
     join(second, "supervisor", pid=1)  # as it may be in a container
     assert counts(second, "controller") == counts(second, "supervisor") == (2, 0, 1)

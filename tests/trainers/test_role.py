@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.errors import EXIT_ENVIRONMENT
 from rollart_hpc.files import make_directory
 from rollart_hpc.roles.start import run_role
 from rollart_hpc.roles.trainer import main
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Frame, WeightsId
+from rollart_hpc.vocabulary import ExitCode
 from rollart_hpc.weights.digest import digest
 from rollart_hpc.weights.direct import DirectTarget
 from rollart_hpc.weights.store import NodeStore
@@ -224,10 +224,10 @@ def test_rank_0_ends_when_another_rank_dies(tmp_path: Path) -> None:
         follower.kill()
         follower.join()
         run.batch(0)
-        assert codes([leader]) == [EXIT_ENVIRONMENT]
+        assert codes([leader]) == [ExitCode.ENVIRONMENT]
 
 
 def test_a_damaged_checkpoint_ends_the_process_with_its_code(tmp_path: Path) -> None:
     with running(tmp_path / "run") as run:
         (tmp_path / "step_1" / "trainer").mkdir(parents=True)
-        assert codes(run.start(checkpoint=tmp_path / "step_1")) == [EXIT_ENVIRONMENT]
+        assert codes(run.start(checkpoint=tmp_path / "step_1")) == [ExitCode.ENVIRONMENT]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 
-from rollart_hpc.errors import EXIT_USER
 from rollart_hpc.files import FILE_MODE
 from rollart_hpc.launch.command import environment, python
 from rollart_hpc.launch.slurm.commands import clean_environment
 from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import ExitCode
 
 
 def work(run_dir: str, idle_s: float, live_s: float) -> None:
@@ -24,5 +24,5 @@ def work(run_dir: str, idle_s: float, live_s: float) -> None:
         code = subprocess.call(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables)
     finally:
         os.close(log)
-    if code not in (0, EXIT_USER):
+    if code not in (0, ExitCode.USER):
         raise RuntimeError(f"{name} ended with exit code {code}, see its log in {run.latest}/logs")

@@ -11,9 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from rollart_hpc.config.schema import ElasticConfig, RewardConfig
+from rollart_hpc.vocabulary import RunState
+from rollart_hpc.wire.messages import Progress
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0
 
@@ -116,16 +118,16 @@ class Elastic:
         """A worker ended that should not have."""
         self._failures.append(reason)
 
-    def tick(self, status: dict[str, Any], now: float) -> bool:
+    def tick(self, progress: Progress, now: float) -> bool:
         """Returns whether the run waits for workers that wait in the queue of a cluster themselves."""
-        if not self._is_on or status.get("state") not in ("starting", "running"):
+        if not self._is_on or progress.state not in (RunState.STARTING, RunState.RUNNING):
             return False
         told, self._failures = self._failures, []
         for failure in (*told, *self._workers.failures()):
             pause_s = self._scaler.failed(now)
             self._note(f"an elastic reward worker could not be had: {failure}; trying again in {pause_s:g} s")
-        queue = int(status.get("to_score", 0))
-        self._see_alive(status)
+        queue = progress.to_score
+        self._see_alive(progress.alive.get("reward", 0))
         count = self._scaler.num_to_request(queue, self._workers.num_requested, now)
         if count:
             self._note(f"{queue} transcripts to score: asking for {count} elastic reward worker{'s' * (count > 1)}")
@@ -135,9 +137,7 @@ class Elastic:
             self._workers.cancel_pending()
         return queue > 0 and self._num_alive == 0 and self._workers.num_pending > 0
 
-    def _see_alive(self, status: dict[str, Any]) -> None:
-        workers = status.get("workers", {}).get("reward", {})
-        alive = int(workers.get("alive", 0))
+    def _see_alive(self, alive: int) -> None:
         if alive > self._num_alive:
             self._scaler.succeeded()
         if alive < self._num_alive:

@@ -18,7 +18,7 @@ from rollart_hpc.errors import RollartError
 from rollart_hpc.launch.command import environment, python
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError, clean_environment
-from rollart_hpc.launch.slurm.queue import OVER
+from rollart_hpc.launch.slurm.queue import ENDED_WELL, LIVE, OVER, PENDING
 from rollart_hpc.launch.slurm.script import elastic_name, job_name
 from rollart_hpc.rundir import RunDir
 
@@ -27,8 +27,6 @@ SUBMIT_S = 120.0  # sbatch has answered by then, or it never will
 END_S = 10.0
 LEAVE_S = 2.0  # a worker's job is over so long after the controller has heard of it
 CANCEL_PENDING, LOOK_SOON, CLOSE = 0, -1, -2
-GOOD = ("COMPLETED", "CANCELLED")
-LIVE = ("PENDING", "CONFIGURING", "RUNNING")
 
 
 class SlurmWorkers:
@@ -61,7 +59,7 @@ class SlurmWorkers:
     @property
     def num_pending(self) -> int:
         with self._lock:
-            return sum(state == "PENDING" for state in self._states.values())
+            return sum(state == PENDING for state in self._states.values())
 
     def failures(self) -> list[str]:
         with self._lock:
@@ -124,7 +122,7 @@ class SlurmWorkers:
         except subprocess.TimeoutExpired as error:
             ids = _ids(error.stdout)
             problem = f"sbatch had no answer within {SUBMIT_S:g} s"
-        self._take_on(dict.fromkeys(ids, "PENDING"))
+        self._take_on(dict.fromkeys(ids, PENDING))
         num_found = len(ids)
         if num_found < count:
             num_found += self._ask()
@@ -159,7 +157,7 @@ class SlurmWorkers:
                 state = states.get(job_id, "COMPLETED")  # Slurm has forgotten it
                 if state not in OVER:
                     self._states[job_id] = state
-                elif self._states.pop(job_id, None) is not None and state not in GOOD:
+                elif self._states.pop(job_id, None) is not None and state not in ENDED_WELL:
                     self._failures.append(f"job {job_id} ended: {state}")
         return len(unknown)
 

@@ -20,7 +20,8 @@ from rollart_hpc.config.resolved import read_resolved, read_site
 from rollart_hpc.errors import UserError
 from rollart_hpc.files import make_directory
 from rollart_hpc.launch.command import environment, python
-from rollart_hpc.launch.plan import Plan, make_plan
+from rollart_hpc.launch.plan import Plan
+from rollart_hpc.launch.plan_file import read_plan
 from rollart_hpc.launch.slurm.allocation import Allocation, fits, fold, read_allocation
 from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.launch.slurm.job import END_S
@@ -86,7 +87,7 @@ def _end(process: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
 
 
 def current_allocation(run: RunDir) -> tuple[Plan, Allocation]:
-    plan = make_plan(read_resolved(run.config), read_site(run.site))
+    plan = read_plan(run)
     return plan, (read_allocation if fits(plan, os.environ) else fold)(plan, Slurm(), os.environ)
 
 

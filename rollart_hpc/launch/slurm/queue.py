@@ -20,6 +20,11 @@ from rollart_hpc.rundir import RunDir
 
 LIMIT_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 15.0
+# States of jobs, in Slurm's words. It has more than these, and newer ones may come.
+PENDING, RUNNING = "PENDING", "RUNNING"
+WAITING = frozenset({PENDING, "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING", "RESV_DEL_HOLD"})
+LIVE = frozenset({PENDING, "CONFIGURING", RUNNING})
+ENDED_WELL = frozenset({"COMPLETED", "CANCELLED"})
 OVER = frozenset({
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
     "TIMEOUT",
@@ -135,5 +140,5 @@ def words(reason: str) -> str:
 
 def _row(fields: dict[str, str]) -> JobRow:
     known = {name: "" if value in ("N/A", "(null)") else value for name, value in fields.items()}
-    waits = known["state"] == "PENDING"
+    waits = known["state"] == PENDING
     return msgspec.convert({**known, "reason": words(known["reason"]) if waits else ""}, JobRow)

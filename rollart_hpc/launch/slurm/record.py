@@ -14,6 +14,7 @@ import msgspec
 
 from rollart_hpc.files import append_line, mend
 from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import RunState
 
 
 class Line(msgspec.Struct, frozen=True, tag_field="kind"):
@@ -69,7 +70,7 @@ class Began(Line, frozen=True, tag="began"):
 class Ended(Line, frozen=True, tag="ended"):
     job: int
     restart: int
-    state: str
+    state: RunState
     reason: str = ""
     time_s: float = msgspec.field(default_factory=time.time)
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from rollart_hpc.launch.slurm.allocation import Allocation
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
+from rollart_hpc.launch.slurm.queue import RUNNING
 
 TRIES = 6
 TRY_AGAIN_S = 5.0
@@ -46,7 +47,7 @@ def time_to_leave_s(slurm: Slurm, allocation: Allocation) -> float:
     """
     with suppress(SlurmError):
         parts = slurm.records("show", "job", str(allocation.leader))
-        if any(part.get("JobState") == "RUNNING" for part in parts) or _is_requeued(parts, allocation):
+        if any(part.get("JobState") == RUNNING for part in parts) or _is_requeued(parts, allocation):
             return math.inf
         kill_s = float(slurm.settings().get("KillWait", "30 sec").split()[0])
         return kill_s - min(LEAVE_S, kill_s / 2)
@@ -59,7 +60,7 @@ def requeue_the_rest(slurm: Slurm, allocation: Allocation) -> None:
     """
     with suppress(SlurmError):
         parts = slurm.records("show", "job", str(allocation.leader))
-        if _is_requeued(parts, allocation) and any(part.get("JobState") == "RUNNING" for part in parts):
+        if _is_requeued(parts, allocation) and any(part.get("JobState") == RUNNING for part in parts):
             slurm.ask("scontrol", "requeue", str(allocation.leader))  # says no for the others, but does it
 
 

@@ -19,17 +19,17 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rollart_hpc.launch.ownership import RUNNING, read_ownership
+from rollart_hpc.launch.ownership import read_ownership
 from rollart_hpc.launch.slurm import record
-from rollart_hpc.launch.slurm.queue import JobRow, Queue, job_ids
+from rollart_hpc.launch.slurm.queue import WAITING, JobRow, Queue, job_ids
 from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import RunState
 
 SURE_S = 30.0
-PENDING_STATES = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING", "RESV_DEL_HOLD")
 
 
 class JobState(NamedTuple):
-    state: str  # "" = what the controller says
+    state: RunState | None  # None: what the controller says
     reason: str
     rows: list[JobRow]
 
@@ -37,24 +37,25 @@ class JobState(NamedTuple):
 def job_state(run: RunDir, queue: Queue) -> JobState:
     rows = queue.rows()
     owner = read_ownership(run)
-    told, reason = str(owner.get("state", "")), str(owner.get("reason", ""))
+    told, reason = (owner.state, owner.reason) if owner is not None else (None, "")
+    of_controller = told is RunState.RUNNING
     if rows is None:
-        return JobState("" if told == RUNNING else told or "pending", reason or "Slurm does not answer", [])
+        return JobState(None if of_controller else told or RunState.PENDING, reason or "Slurm does not answer", [])
     live = [row for row in rows if not row.is_over]
-    if live and all(row.state in PENDING_STATES for row in live):
-        return JobState("pending", _why_pending(live), rows)
+    if live and all(row.state in WAITING for row in live):
+        return JobState(RunState.PENDING, _why_pending(live), rows)
     if live:
-        return JobState("" if told == RUNNING else told or "starting", reason, rows)
-    if not told and not job_ids(run):
+        return JobState(None if of_controller else told or RunState.STARTING, reason, rows)
+    if told is None and not job_ids(run):
         fix = f"if its submission failed, go on with: rollart-hpc resume {run.path}"
-        return JobState("pending", f"no job of it is known; {fix}", rows)
-    if told == "finished":
+        return JobState(RunState.PENDING, f"no job of it is known; {fix}", rows)
+    if told is RunState.FINISHED:
         return JobState(told, reason, rows)
     said = ", ".join(dict.fromkeys(row.state for row in rows))
     if record.is_cancelled(record.read(run)) or said == "CANCELLED":
-        return JobState("cancelled", reason, rows)
-    if told in ("", RUNNING, "requeued"):
-        return JobState("killed", f"Slurm says {said}" if said else "Slurm has forgotten its job", rows)
+        return JobState(RunState.CANCELLED, reason, rows)
+    if told in (None, RunState.RUNNING, RunState.REQUEUED):
+        return JobState(RunState.KILLED, f"Slurm says {said}" if said else "Slurm has forgotten its job", rows)
     return JobState(told, reason, rows)
 
 
@@ -73,8 +74,8 @@ class StateWatch:
         self._clock = clock
         self._killed_s = math.inf  # since when it has looked like that
 
-    def is_stable(self, state: str) -> bool:
-        if state != "killed":
+    def is_stable(self, state: RunState | None) -> bool:
+        if state is not RunState.KILLED:
             self._killed_s = math.inf
             return True
         self._killed_s = min(self._killed_s, self._clock())

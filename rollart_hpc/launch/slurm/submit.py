@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rollart_hpc.config.resolved import write_resolved
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.files import make_directory, write_atomic
 from rollart_hpc.launch.plan import Plan
+from rollart_hpc.launch.plan_file import create_run
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError, SlurmSilent
 from rollart_hpc.launch.slurm.permission import need_permission
@@ -88,9 +88,7 @@ def test_script(script: str, slurm: Slurm) -> str:
 
 def submit(request: Request, slurm: Slurm, say: Say) -> int:
     """Prepare the run directory and submit. Returns the job's id."""
-    request.run.create()
-    write_resolved(request.run.config, request.config)
-    write_resolved(request.run.site, request.site)
+    create_run(request.run, request.config, request.site, request.plan)
     return submit_again(request, slurm, say)
 
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollart_hpc.config.schema import ElasticConfig, RewardConfig
 from rollart_hpc.launch.elastic.scaling import LONGEST_PAUSE_S, Elastic, Scaler
+from rollart_hpc.vocabulary import RunState
+from rollart_hpc.wire.messages import Progress
 
 SETTINGS = ElasticConfig(max_workers=4, queue_per_worker=10, settle_s=5.0, idle_s=30.0)
 
@@ -80,20 +80,20 @@ class FakeWorkers:
         self.log.append("end")
 
 
-def status(to_score: int, alive: int = 0, state: str = "running") -> dict[str, Any]:
-    return {"state": state, "to_score": to_score, "workers": {"reward": {"alive": alive}}}
+def told(to_score: int, alive: int = 0, state: RunState = RunState.RUNNING) -> Progress:
+    return Progress(state, 0, to_score, {"reward": alive})
 
 
 def test_a_run_that_waits_for_workers_in_the_queue_is_not_idle() -> None:
     workers, notes = FakeWorkers(), []
     elastic = Elastic(RewardConfig(workers=0, elastic=SETTINGS), workers, notes.append)
-    assert not elastic.tick(status(0), 0.0)
-    assert elastic.tick(status(3), 1.0) and workers.log == ["request 1"]
-    assert elastic.tick(status(3), 500.0)  # still in the queue of the cluster
+    assert not elastic.tick(told(0), 0.0)
+    assert elastic.tick(told(3), 1.0) and workers.log == ["request 1"]
+    assert elastic.tick(told(3), 500.0)  # still in the queue of the cluster
     workers.num_pending = 0
-    assert not elastic.tick(status(3, alive=1), 501.0)
+    assert not elastic.tick(told(3, alive=1), 501.0)
     workers.num_requested = 0
-    assert not elastic.tick(status(0, alive=0), 600.0)
+    assert not elastic.tick(told(0, alive=0), 600.0)
     assert notes[1:] == ["reward workers: 0 -> 1", "reward workers: 1 -> 0"]
 
 
@@ -102,15 +102,22 @@ def test_failures_are_told_and_slow_down_the_next_try() -> None:
     elastic = Elastic(RewardConfig(workers=0, elastic=SETTINGS), workers, notes.append)
     workers.problems = ["sbatch: error: no"]
     elastic.failed("reward-elastic-0 ended: exit code 1")
-    elastic.tick(status(3), 0.0)
+    elastic.tick(told(3), 0.0)
     assert "reward-elastic-0 ended" in notes[0] and "sbatch: error: no" in notes[1] and workers.log == []
-    elastic.tick(status(3), 100.0)
+    elastic.tick(told(3), 100.0)
     assert workers.log == ["request 1"]
+
+
+def test_a_run_that_ends_asks_for_nobody() -> None:
+    workers = FakeWorkers()
+    elastic = Elastic(RewardConfig(workers=0, elastic=SETTINGS), workers, print)
+    assert not elastic.tick(told(3, state=RunState.DRAINED), 0.0) and workers.log == []
+    assert elastic.tick(told(3, state=RunState.STARTING), 0.0) and workers.log == ["request 1"]
 
 
 def test_without_elastic_workers_nobody_is_asked_for() -> None:
     workers = FakeWorkers()
     elastic = Elastic(RewardConfig(workers=0), workers, print)
-    assert not elastic.tick(status(99), 0.0)
+    assert not elastic.tick(told(99), 0.0)
     elastic.end()
     assert workers.log == []
