@@ -1,9 +1,9 @@
-"""The controller, rank 0: the hub socket in front of the flow core. Owns the loop; decides nothing itself.
+"""The controller: connects the hub socket to the flow core. Owns the loop; decides nothing itself.
 
     message -> member event or flow event -> core -> commands -> messages
                                                   -> ledger, metrics, status, checkpoints (journal)
 
-Starts without torch. Its exit code is that of the state the run ended in (`vocabulary.RunState`).
+Runs without torch. Its exit code belongs to the state in which the run ended (`vocabulary.RunState`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rollart_hpc.wire.interfaces import address_of
 
 SUPERVISOR = "supervisor"
 TICK_S = 0.2
-PROGRESS_S = 1.0  # the supervisor hears at most so often how the run gets on
+PROGRESS_S = 1.0  # minimum time between two Progress messages to the supervisor
 FAREWELL_S = 15.0
 
 log = logging.getLogger("rollart_hpc.controller")
@@ -61,9 +61,9 @@ class Controller:
         self.journal = Journal(start.run, start.config, self.core, self.hub.counters)
         self.pending: deque[ev.Event] = deque()
         self.ending: RunState | None = None
-        self._silent: dict[str, tuple[float, ms.Hello]] = {}  # lost, perhaps to come back; until when
+        self._silent: dict[str, tuple[float, ms.Hello]] = {}  # lost processes that may come back: deadline and Hello
         self._next_tick = 0.0
-        self._told: ms.Progress | None = None  # to the supervisor, last
+        self._told: ms.Progress | None = None  # last one sent to the supervisor
         self._told_s = 0.0
         self._commit: ms.Committed | None = None
         self._carry_out: dict[type, Callable[[Any], None]] = {
@@ -102,7 +102,7 @@ class Controller:
         try:
             event = event_of(name, message, frames)
         except (IndexError, ValueError) as error:
-            log.warning("%s sent a %s that can't be read: %s", name, type(message).__name__, error)
+            log.warning("ignoring an unreadable %s from %s: %s", type(message).__name__, name, error)
             self.hub.counters["bad_messages"] += 1
             return
         if isinstance(message, ms.Warned):
@@ -113,7 +113,7 @@ class Controller:
             self.pending.append(event)
 
     def _keep(self, message: ms.AnyMessage, frames: list[Frame]) -> None:
-        """Payloads wait here until a command names them."""
+        """Keep payloads until a command names them."""
         if isinstance(message, ms.TurnWanted):
             if self.core.is_expected(message.trajectory, message.issue):
                 self.payloads.turns[message.trajectory] = (message, frames)
@@ -161,13 +161,13 @@ class Controller:
             self._tell_progress()
 
     def _tell_progress(self) -> None:
-        """To the watchdog and the elastic scaling, if it is news."""
+        """Tell the supervisor (watchdog, elastic scaling), if something has changed."""
         progress = self.journal.progress()
         if progress != self._told and SUPERVISOR in self.core.workers and self.hub.send(SUPERVISOR, progress):
             self._told = progress
 
     def _give_up_silent(self, now: float) -> None:
-        """Who was busy beyond measure comes back; who stays silent for as long again is stopped or stuck."""
+        """A process that was only busy comes back. One that stays silent for `silence_s` more is stopped or stuck."""
         for name, (due_s, hello) in list(self._silent.items()):
             if now >= due_s:
                 del self._silent[name]
@@ -176,7 +176,7 @@ class Controller:
     # --- out ---------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Feed the core until it has nothing left to say."""
+        """Feed all pending events to the core and carry out its commands."""
         while self.pending:
             event = self.pending.popleft()
             for command in self.core.handle(event):
@@ -190,7 +190,7 @@ class Controller:
 
     def _send(self, name: str, message: ms.Message, *frames: Frame) -> None:
         if not self.hub.send(name, message, *frames):
-            for change in self.members.lose(name, "can't be reached"):
+            for change in self.members.lose(name, "unreachable"):
                 self._member(change)
 
     def _generate(self, c: ev.Generate) -> None:
@@ -229,16 +229,16 @@ class Controller:
         try:
             directory = checkpoints.begin(self.run_dir, self.core.snapshot(), self.payloads)
         except (OSError, RollartError) as error:
-            log.error("checkpoint %d: %s", c.version, error)
+            log.error("could not write checkpoint %d: %s", c.version, error)
             checkpoints.abandon(self.run_dir, c.version)
             self.pending.append(ev.Saved(c.version, str(error)))
             return
         self._send(c.trainer, ms.Save(c.version, str(directory)))
 
     def _saved(self, message: ms.Saved) -> None:
-        """The trainer's part is written: commit, before the core hears of it."""
+        """The trainer has written its part: commit the checkpoint before the core gets the event."""
         if message.error or message.version != self.core.saving:
-            log.warning("checkpoint %d is not used: %s", message.version, message.error or "overtaken")
+            log.warning("discarding checkpoint %d: %s", message.version, message.error or "superseded")
             checkpoints.abandon(self.run_dir, message.version)
         else:
             checkpoints.commit(self.run_dir, message.version, self.core.attempt, self.config.checkpoint.keep)
@@ -256,7 +256,7 @@ class Controller:
         self._tell_progress()
 
     def _farewell(self, ending: RunState) -> None:
-        """Tell everyone to stop and give them a moment to go."""
+        """Tell all processes to stop and wait a moment for them to leave."""
         for name, hello in self.members.alive.items():
             if hello.role != SUPERVISOR:
                 self.hub.send(name, ms.Stop(ending))
@@ -269,18 +269,18 @@ class Controller:
 
 
 def _listen(host: str, ports: str, server_keys: keys.ServerKeys) -> Hub:
-    """On any free port, or on a free one of the range `LOW-HIGH`."""
+    """Listen on any free port, or on a free one in the range `LOW-HIGH`."""
     if not ports:
         return Hub(host, server_keys)
     low, high = (int(port) for port in ports.split("-"))
     for port in random.sample(range(low, high + 1), high + 1 - low):
         with suppress(SiteError):
             return Hub(host, server_keys, port=port)
-    raise SiteError(f"no port of {ports} is free on {host}", "widen network.ports of the site file")
+    raise SiteError(f"no free port in {ports} on {host}", "widen network.ports in the site file")
 
 
 def _announce(start: Start, controller: Controller) -> None:
-    """The supervisor reads the address from its pipe, late joiners from the file."""
+    """Publish the address: to the supervisor through its pipe, to late joiners in a file."""
     content = {"address": controller.address, "attempt": start.attempt}
     write_json(RunDir(start.run.path).controller(start.attempt), content)
     if start.ready_fd is not None:
@@ -289,9 +289,9 @@ def _announce(start: Start, controller: Controller) -> None:
 
 
 def _spare_turns_the_collector() -> None:
-    """A full collection looks at every live object: with 10,000 trajectories all turns would wait some 100 ms for it.
+    """A full garbage collection visits every live object: with 10,000 trajectories it delays all turns by some 100 ms.
 
-    The core leaves no cycles behind, so that a full one is made only where everybody waits anyway, at a checkpoint.
+    The core leaves no cycles behind, so a full collection runs only at a checkpoint, when everybody waits anyway.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""An engine process: loads the architecture, joins, and generates once weights are installed."""
+"""An engine process: loads the architecture, joins the run, and generates once weights are installed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rollart_hpc.roles.start import Start, connect, data_address, run_role
 if TYPE_CHECKING:
     from rollart_hpc.engines.contract import EngineSetup
 
-ENGINE_VARIABLE = "ROLLART_ENGINE"  # tells processes that the backend spawns whose they are
+ENGINE_VARIABLE = "ROLLART_ENGINE"  # pid of the engine, for processes that the backend spawns
 
 
 def capacity(config: EngineConfig) -> int:
-    """Requests in flight: twice what runs at once keeps the engine fed while answers travel, if KV rows allow it."""
+    """Maximum requests in flight: twice `max_running` keeps the engine busy while answers travel, if KV allows."""
     return max(config.max_running, min(2 * config.max_running, config.kv_slots))
 
 
@@ -71,12 +71,12 @@ def main(start: Start) -> None:
             engine.close()
             preparer.close()
             link.close()
-    if preparer.is_busy():  # in a collective that the end of the run broke: gloo can't be interrupted, nobody waits
+    if preparer.is_busy():  # in a collective that can't complete anymore; gloo can't be interrupted
         logging.shutdown()
         os._exit(0)
 
 
 if __name__ == "__main__":
     run_role("engine", main)
-elif __name__ == "__mp_main__":  # a process that the backend spawned: it would go on for ever without us
+elif __name__ == "__mp_main__":  # spawned by the backend: without us it would run forever
     end_with(int(os.environ[ENGINE_VARIABLE]))

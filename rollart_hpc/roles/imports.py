@@ -1,4 +1,4 @@
-"""What takes roles with torch seconds to import. Owns the list by role; backends declare their own."""
+"""The slow imports of roles with torch. Owns the list by role; backends declare their own."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _OF_ROLE = {
 
 
 def modules_of(kind: str) -> tuple[str, ...]:
-    """Of a role, or of a role and its backend: `relay`, `engine.torch`."""
+    """The modules of a role, or of a role and its backend: `relay`, `engine.torch`."""
     role, _, backend = kind.partition(".")
     return _OF_ROLE[role] + (find(cast(BackendRole, role), backend).imports if backend else ())
 
 
 def load(*kinds: str) -> None:
-    """The collector finds nothing in modules that stay to the end: it is off meanwhile, and leaves them out later.
+    """Import everything with the garbage collector off, then exempt the modules from it: they stay to the end.
 
-    That saves a tenth of the time here, and a forked child from touching, and so copying, every page.
+    This saves a tenth of the time here, and later keeps a forked child from touching, and so copying, every page.
     """
     gc.disable()
     for kind in kinds:

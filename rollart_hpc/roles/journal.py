@@ -1,7 +1,7 @@
-"""What the controller writes down: ledger, metrics, events, status. Owns those files; changes nothing.
+"""The controller's records: ledger, metrics, events, status. Owns those files; never changes the run.
 
-`ledger.jsonl` has a line per committed step and is the proof of exactly-once: every line names the
-weights it came from and led to, so the chain that survives restores can be followed backwards.
+`ledger.jsonl` has a line per committed step and is the proof of exactly-once: every line names the weights
+before and after the step, so the chain that survives restores can be followed backwards.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Journal:
         mend(run.ledger)
         self._roll = _earlier_roll(run)
         self._kv = KvUse()
-        self._spent_s: defaultdict[str, float] = defaultdict(float)  # of all processes together, since the last step
-        self._moved_s = 0.0  # publishing and passing on weights
+        self._spent_s: defaultdict[str, float] = defaultdict(float)  # by all processes together, since the last step
+        self._moved_s = 0.0  # spent publishing and forwarding weights
         self._moved_bytes = 0
         self._began = time.monotonic()
         self._before_s = _elapsed_before(run)
         self._last_step_s = self._began
-        self._last_tokens = self._generated_tokens()  # a restored run has some already
+        self._last_tokens = self._generated_tokens()  # not 0 in a restored run
         self._tokens_per_s = 0.0
         self._status_due = 0.0
         self._writer = ThreadPoolExecutor(1, "status")
@@ -71,7 +71,7 @@ class Journal:
 
     @property
     def time_s(self) -> float:
-        """Seconds that the run was up, over all attempts of the controller."""
+        """Seconds the run has been up, over all attempts of the controller."""
         return self._before_s + time.monotonic() - self._began
 
     # --- what happened -----------------------------------------------------------------------
@@ -93,7 +93,7 @@ class Journal:
         self._roll.see(what, role, detail)
 
     def saw(self, name: str, message: ms.Message) -> None:
-        """Where time and KV went, as the processes tell it in passing."""
+        """Add up the times and KV use that messages report."""
         match message:
             case ms.Generated():
                 self._kv.saw(name, message.kv_used_tokens)
@@ -198,17 +198,19 @@ class Journal:
         return ms.Progress(self._state, core.tally.progress, core.trajectories.num_to_score, dict(self._alive()))
 
     def _write_status(self) -> None:
-        """Now, after the one under way."""
+        """Write the status now, after the write in progress."""
         wait([self._writing] if self._writing else [])
         write_status(self.run.status, self.status())
 
     def _write_status_aside(self) -> None:
-        """In a thread: a parallel file system may take longer for it than all turns of a second do together. While it
-        does, the next status has to wait."""
+        """Write the status in a thread: on a parallel file system a write may take longer than all turns of a second.
+
+        While a write is in progress the next one is skipped.
+        """
         if self._writing is not None:
             if not self._writing.done():
                 return
-            self._writing.result()  # raises what kept it from being written
+            self._writing.result()  # raises if the write failed
         self._writing = self._writer.submit(write_status, self.run.status, self.status())
 
     def status(self) -> Status:
@@ -291,7 +293,7 @@ class Journal:
         return {role: WorkerStatus(roll.joined[role], roll.lost[role], alive[role], roll.left[role]) for role in roles}
 
     def _alive(self) -> Counter[str]:
-        """By role."""
+        """Living processes by role."""
         alive: Counter[str] = Counter(worker.role for worker in self.core.workers.values())
         alive["controller"] = 1
         return alive
@@ -321,7 +323,7 @@ def _means(record: ev.RecordStep) -> dict[str, dict[str, float]]:
 
 
 def _earlier_roll(run: RunDir) -> Roll:
-    """Who came and went under earlier controllers of this run."""
+    """The counts of earlier controllers of this run."""
     roll = Roll()
     for line in metrics.of_kind(metrics.read(run.metrics), LineKind.EVENT):
         roll.see(line.get("what", ""), line.get("role", ""), line.get("detail", ""))
@@ -329,8 +331,8 @@ def _earlier_roll(run: RunDir) -> Roll:
 
 
 def _elapsed_before(run: RunDir) -> float:
-    """How long earlier controllers of this run were up."""
-    with suppress(SiteError):  # a damaged one is written anew
+    """Seconds that earlier controllers of this run were up."""
+    with suppress(SiteError):  # a damaged status is overwritten
         status = read_status(run.status)
         return status.time_s if status is not None else 0.0
     return 0.0

@@ -1,6 +1,6 @@
-"""How full the engines' KV caches are, as they report it. Owns the newest report of every engine and each pool's peak.
+"""KV use as the engines report it. Owns the newest report of every engine and the peak of each pool.
 
-Every answer of an engine carries a report, so a report costs the same however many engines there are.
+Every answer of an engine carries a report, so handling one must not depend on the number of engines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class KvUse:
     def __init__(self) -> None:
         self.pools: dict[str, PoolStatus] = {}
         self._engines: dict[str, _Engine] = {}
-        self._peaks: dict[str, float] = {}  # share of a pool's capacity in use, since they were taken
+        self._peaks: dict[str, float] = {}  # highest share of a pool's capacity in use since `take_peaks`
 
     def joined(self, name: str, pool: str, kv_tokens: int) -> None:
         self.left(name)
@@ -49,6 +49,6 @@ class KvUse:
         self._peaks[engine.pool] = max(share, self._peaks.get(engine.pool, 0.0))
 
     def take_peaks(self) -> dict[str, float]:
-        """Of the time since the last call."""
+        """The peaks since the last call."""
         peaks, self._peaks = self._peaks, {}
         return peaks

@@ -44,7 +44,7 @@ def _run(start: Start, world: MpiWorld | None) -> None:
         relay = Relay(store, host, start.config.weights.deadline_s, link.send, tracer, world)
         try:
             _serve(link, relay, tracer)
-        except BaseException:  # the store stays: the relay that follows on this node goes on with it
+        except BaseException:  # keep the store: the next relay on this node continues with it
             link.close()
             relay.close()
             raise
@@ -53,8 +53,8 @@ def _run(start: Start, world: MpiWorld | None) -> None:
 
 
 def _leave(relay: Relay, store: NodeStore, incarnation: str) -> None:
-    """The run is over. Free the memory at once, and again what a transfer in flight put there before it ended."""
-    is_mine = store.is_owned_by(incarnation)  # else a newer relay of this node lives on it
+    """The run is over. Free the memory at once, and again after transfers in flight have ended."""
+    is_mine = store.is_owned_by(incarnation)  # otherwise a newer relay of this node uses it
     if is_mine:
         store.remove()
     relay.close()

@@ -1,4 +1,4 @@
-"""A reward worker process: joins, scores, and leaves when it is told to or has nothing to do."""
+"""A reward worker process: joins the run, scores, and leaves when it is stopped, idle or at its time limit."""
 
 from __future__ import annotations
 

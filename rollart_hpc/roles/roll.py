@@ -1,8 +1,8 @@
-"""Who came and went, over all controllers of a run. Owns the counts; is fed with the events of metrics.jsonl in order.
+"""Counts processes that joined, left and were lost, over all controllers of a run. Fed with metrics.jsonl's events.
 
-the controller ended the run    whoever was there has left in good order
-a controller after no such end  the one before it was lost, and so was all it had
-the supervisor                  outlives controllers: one that is there again was not lost
+the controller ended the run      all processes present have left
+a controller without such an end  the previous controller and all its processes were lost
+the supervisor                    outlives controllers: one that joins again was not lost
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ENDS = tuple(kind for kind in EventKind if kind.ends_run)
 
 class Roll:
     def __init__(self) -> None:
-        self.joined: Counter[str] = Counter()  # by role, as all of these
+        self.joined: Counter[str] = Counter()  # by role, like all of these
         self.lost: Counter[str] = Counter()
         self.left: Counter[str] = Counter()
         self._present: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Messages into events and commands into messages. Owns the mapping; decides nothing."""
+"""Translates messages to events and commands to messages. Owns the mapping; decides nothing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rollart_hpc.wire import messages as ms
 
 
 def _generated(m: ms.Generated, frames: list[Frame]) -> ev.Event:
-    """The versions frame is peeked at for its first and last entry: that is all the core needs of it."""
+    """Reads only the first and last entry of the versions frame: the core needs no more."""
     ids, logprobs, versions = (memoryview(frame) for frame in frames)
     if not ids.nbytes == logprobs.nbytes == versions.nbytes or versions.nbytes % 4:
-        raise ValueError("ids, logprobs and versions differ in length")
+        raise ValueError("ids, logprobs and versions have different lengths")
     first, last = (_int32(versions[:4]), _int32(versions[-4:])) if versions.nbytes else (-1, -1)
     return ev.Generated(m.request, first, last, m.num_prefill_tokens, m.num_decode_tokens)
 
@@ -25,7 +25,7 @@ def _prompt_tokens(m: ms.TurnWanted, frames: list[Frame]) -> int:
 
 
 def _ended(m: ms.Ended) -> ev.Event:
-    """A reason that nobody knows still ends the play: were the message refused, its slot would never be free again."""
+    """An unknown reason still ends the trajectory: if we refused the message, its slot would never be free again."""
     if m.status == DONE:
         return ev.Ended(m.trajectory, m.issue, None, m.num_turns)
     failure = DropReason.of(m.status)
@@ -38,7 +38,7 @@ def _int32(four: memoryview) -> int:
 
 
 def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | None:  # noqa: PLR0912 - one line each
-    """The event that a worker's message stands for; None if it is none (a heartbeat, say)."""
+    """The event of a worker's message; None if it has none (a heartbeat, for example)."""
     match m:
         case ms.TurnWanted():
             return ev.TurnWanted(m.trajectory, m.issue, m.turn, _prompt_tokens(m, frames), m.max_new_tokens)
