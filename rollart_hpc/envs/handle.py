@@ -1,4 +1,4 @@
-"""Environments as the host sees them. Owns the interfaces between `host` and what runs environments."""
+"""Environments as the host sees them. Owns the interfaces between `host` and the backends that run environments."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from rollart_hpc.envs import talk
 
 
 class EnvHandle(Protocol):
-    """One environment, in a process or in the worker. `task` is what it plays."""
+    """One environment of task `task`, in its own process or in the worker."""
 
     task: str
 
     def ask(self, request: talk.Request) -> None:
-        """Returns at once; the answer reaches `Listener.answered`."""
+        """Returns immediately; `Listener.answered` gets the answer."""
 
 
 class Listener(Protocol):
     def answered(self, handle: EnvHandle, answer: talk.Answer) -> None: ...
 
     def died(self, handle: EnvHandle, detail: str) -> None:
-        """It will never answer again. Not called for what the host itself removed."""
+        """It will never answer again. Not called for environments that the host removed."""
 
 
 class EnvBackend(Protocol):
     def take(self, task: str) -> EnvHandle:
-        """An idle one of this task, or a new one."""
+        """An idle environment of this task, or a new one."""
 
     def give_back(self, handle: EnvHandle) -> None:
-        """It is idle and well: keep it for the next trajectory of its task."""
+        """The environment is idle and healthy: keep it for the next trajectory of its task."""
 
     def remove(self, handle: EnvHandle) -> None:
-        """At once, whatever it is doing."""
+        """Remove it immediately, even if it is busy."""
 
     def close(self) -> None: ...

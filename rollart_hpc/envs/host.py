@@ -1,13 +1,13 @@
-"""All environments of one env worker. Owns who uses which environment, and every deadline; renders and sends nothing.
+"""All environments of one env worker. Owns their assignment to slots and all deadlines; renders and sends nothing.
 
     host.reset(slot, task, seed)  ->  Happened(slot, "turn", observation)
     host.step(slot, response)     ->  Happened(slot, "turn", observation, done, outcome)
     host.finish(slot)             ->  Happened(slot, "turn", done=True, outcome)       a trajectory cut short
     host.release(slot)                                          clean end or cancelled: idle -> reused, busy -> killed
-    whatever went wrong           ->  Happened(slot, "failed", status, detail)          the slot is free again
+    any failure                   ->  Happened(slot, "failed", status, detail)          the slot is free again
 
-Calls return at once. The caller waits in its selector for at most `wait_s()`, calls the callback of every ready key,
-then `collect()`. A slot is any hashable name; at most one call per slot is under way.
+Calls return immediately. The caller waits in its selector for at most `wait_s()`, calls the callback of every ready
+key, then `collect()`. A slot is any hashable object; it has at most one call in progress.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class Happened:
     outcome: dict[str, Any] | None = None
     status: str = DONE  # or a DropReason
     detail: str = ""
-    trace: str = ""  # of what it raised
+    trace: str = ""  # traceback of the exception
     seconds: float = 0.0
 
 
 @dataclass(slots=True)
 class Lease:
-    """A slot's hold on an environment."""
+    """The environment that a slot uses."""
 
     slot: Hashable
     task: str
     handle: EnvHandle
-    call: talk.Request | None = None  # under way
+    call: talk.Request | None = None  # in progress
     called_s: float = 0.0
     number: int = 0  # of the call
-    death: str = ""  # it died while nothing was asked of it
+    death: str = ""  # how it died, if it died while idle
 
 
 def _setups(tasks: Mapping[str, TaskConfig], isolation: str) -> dict[str, talk.Setup]:
@@ -73,7 +73,7 @@ class Host:
         self._happened: list[Happened] = []
 
     def start(self) -> None:
-        """Import the tasks' environments, once for all. Blocks for as long as that takes."""
+        """Import the tasks' environments once, for all processes. Blocks until that is done."""
         if any(task.isolation == "process" for task in self._tasks.values()):
             self.processes.start()
 
@@ -107,10 +107,10 @@ class Host:
         heapq.heappush(self._deadlines, (lease.called_s + timeout_s, lease.number, slot))
         lease.handle.ask(request)
 
-    # --- what comes of them ------------------------------------------------------------------------
+    # --- results -----------------------------------------------------------------------------------
 
     def wait_s(self) -> float | None:
-        """How long the caller may sleep; None: for ever."""
+        """How long the caller may sleep; None: forever."""
         if self._happened:
             return 0.0
         while self._deadlines and not self._is_current(self._deadlines[0]):
@@ -140,9 +140,9 @@ class Host:
     def answered(self, handle: EnvHandle, answer: talk.Answer) -> None:
         lease = self._by_handle.get(id(handle))
         if lease is None or lease.call is None:
-            # An answer nobody asked for: the environment's process is not to be trusted any further.
+            # An answer without a request: the environment's process can't be trusted anymore.
             if lease is not None:
-                lease.death = "it spoke out of turn"
+                lease.death = "it sent an answer without a request"
             self._backend(handle.task).remove(handle)
             return
         if isinstance(answer, talk.Raised):
@@ -160,7 +160,7 @@ class Host:
         if lease is None:
             return
         if lease.call is None:
-            lease.death = detail  # told when the next turn is asked for: until then nobody waits for an answer
+            lease.death = detail  # reported with the next request: until then nobody waits for an answer
         else:
             is_reset = isinstance(lease.call, talk.Reset)
             self._fail(lease, DropReason.RESET_FAILED if is_reset else DropReason.ENV_CRASHED, detail)

@@ -1,9 +1,9 @@
-"""What an env worker does: plays many trajectories at once, each against an environment of its own.
+"""The service of an env worker: plays many trajectories at once, each with its own environment.
 
     Play -> reset -> TurnWanted -> Generated -> environment's turn -> TurnWanted -> ... -> Ended
 
-Owns the trajectories in progress. One thread, one selector: the link, every environment and the nearest deadline.
-What goes wrong in a trajectory ends that trajectory with a status; the worker ends with `Stop` or with its link.
+Owns the trajectories in progress. One thread and one selector serve the link, all environments and the next deadline.
+A failure ends only its own trajectory, with a status. The worker ends with `Stop` or when its link closes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Service:
         self._tracer = tracer
         self._selector = selector
         self._playing: dict[str, EnvTrajectory] = {}  # by trajectory; the host's slot is the EnvTrajectory itself
-        self._traced: set[tuple[str, str]] = set()  # task and exception of the tracebacks that were logged
+        self._traced: set[tuple[str, str]] = set()  # (task, exception) whose traceback has been logged
         self._stopped = False
 
     def run(self) -> None:
@@ -75,14 +75,14 @@ class Service:
                 self._resend(message)
             case Cancel():
                 self._cancel(message)
-            case WhoAreYou():  # the controller lost sight of us: all of this is issued again
+            case WhoAreYou():  # the controller considered us lost and issues all trajectories again
                 for trajectory in list(self._playing.values()):
                     self._drop(trajectory)
             case Stop():
-                log.info("stop: %s", message.reason)
+                log.info("stopping: %s", message.reason)
                 self._stopped = True
             case _:
-                log.warning("unexpected %s", type(message).__name__)
+                log.warning("ignoring unexpected message %s", type(message).__name__)
 
     def _play(self, play: Play) -> None:
         earlier = self._playing.get(play.trajectory)
@@ -96,7 +96,7 @@ class Service:
             return
         trajectory = EnvTrajectory(play, self._tasks[play.task], self._renderer)
         self._playing[play.trajectory] = trajectory
-        # Another issue of the same trajectory must not run into the same injected crash again.
+        # A new issue of the same trajectory must not hit the same injected crash again.
         trouble_seed = crc32(f"{play.trajectory}/{play.sample_seed}/{play.issue}".encode())
         self._host.reset(trajectory, play.task, play.seed, trouble_seed)
 
@@ -142,7 +142,7 @@ class Service:
             elif not happened.done:
                 trajectory.observe(happened.observation)
         except jinja2.TemplateError as error:
-            self._fail(trajectory, f"the chat template can't render it: {error}")
+            self._fail(trajectory, f"the chat template can't render the conversation: {error}")
             return
         self._go_on(trajectory, happened, is_reset)
 
@@ -153,7 +153,7 @@ class Service:
             wanted, ids = trajectory.wanted()
             self._link.send(wanted, ids)
         elif is_reset:
-            self._fail(trajectory, f"the first prompt leaves no room below max_tokens = {trajectory.task.max_tokens}")
+            self._fail(trajectory, f"the first prompt alone reaches max_tokens = {trajectory.task.max_tokens}")
         else:
             self._host.finish(trajectory)
 

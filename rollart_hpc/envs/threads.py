@@ -1,7 +1,7 @@
-"""Environments inside the worker (`isolation: shared`), for pure-Python ones that are trusted to behave.
+"""Environments inside the worker (`isolation: shared`), for trusted environments in pure Python.
 
-Owns threads that grow with the number of turns in progress. A thread that hangs can't be ended: its turn is given up
-and the thread is left behind. A crash takes the worker with it: that is what `isolation: process` is for.
+Owns a pool of threads that grows with the number of turns in progress. A hanging thread can't be killed: its turn
+times out and the thread stays behind. A crash ends the worker; use `isolation: process` to prevent that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollart_hpc.wire.wakeup import Wakeup
 
 
 class Room:
-    """One environment object; at most one thread is in it."""
+    """One environment object; at most one thread uses it at a time."""
 
     def __init__(self, task: str, player: Player, jobs: Threads) -> None:
         self.task = task
@@ -40,7 +40,7 @@ class Threads:
         self._jobs: queue.SimpleQueue[tuple[Room, talk.Request] | None] = queue.SimpleQueue()
         self._answers: deque[tuple[Room, talk.Answer]] = deque()
         self._lock = threading.Lock()
-        self._num_free = 0  # threads that wait for a job, less the jobs that wait for them
+        self._num_free = 0  # idle threads minus queued jobs
         self._num_threads = 0
         self._wakeup = Wakeup()
         selector.register(self._wakeup.fd, selectors.EVENT_READ, self._collect)

@@ -1,8 +1,8 @@
-"""One trajectory as its env worker keeps it: tokens, transcript, limits. Owns the token record; does no I/O.
+"""One trajectory in its env worker: tokens, transcript, limits. Owns the token record; does no I/O.
 
     begin(observation) -> wanted() -> answer(record) -> observe(observation) -> wanted() -> ... -> ended()
 
-Tokens reach the record only together with the answer that follows them, so it always ends with what the policy said.
+Tokens are added to the record only together with the answer that follows them, so it always ends with an answer.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class EnvTrajectory:
         self.num_turns = 0
         self.reset_s = 0.0
         self.env_s = 0.0
-        self.is_waiting = False  # for an answer of the policy
+        self.is_waiting = False  # for the policy's answer
         self._conversation = Conversation(renderer)
         self._samples: list[list[TokenRecord]] = [[]]
-        self._prefix = PrefixHash()  # of the current sample, as an engine holds it
-        self._new = np.empty(0, np.int32)  # behind the prefix, not answered yet
+        self._prefix = PrefixHash()  # of the current sample, as engines know it
+        self._new = np.empty(0, np.int32)  # ids after the prefix, not answered yet
         self._observation = ""
         self._turns: list[tuple[str, str]] = []
 
@@ -41,7 +41,7 @@ class EnvTrajectory:
         self._new = self._conversation.begin(observation)
 
     def answer(self, sampled: TokenRecord) -> str:
-        """Append what the policy sampled, verbatim; returns its text."""
+        """Append the sampled tokens verbatim; returns their text."""
         text = self._conversation.answer(sampled.ids)
         self._turns.append((self._observation, text))
         self._samples[-1] += [_observed(self._new), sampled]
@@ -62,15 +62,15 @@ class EnvTrajectory:
 
     @property
     def room(self) -> int:
-        """Tokens that may be sampled in the coming turn; below 1 the trajectory is cut short."""
+        """Maximum tokens to sample in the next turn; below 1 the trajectory is cut short."""
         if self.num_turns >= self.task.max_turns:
             return 0
         left = self.task.max_tokens - self._prefix.num_tokens - len(self._new)
         return min(self.task.max_response_tokens, left)
 
     def wanted(self, *, resend: bool = False) -> tuple[TurnWanted, Frame]:
-        """The request for the coming turn; with `resend` the present one again, with all tokens."""
-        # The engine that prefills a split turn never saw the last answer: it has no prefix to build on.
+        """The request for the next turn; with `resend`, the current request again with all tokens."""
+        # The engine that prefills a split turn never saw the last answer, so it does not hold the prefix.
         full = resend or self.task.split or not self._prefix.num_tokens
         parts = [part.ids for part in self._samples[-1]] if full else []
         ids: NDArray[np.int32] = np.concatenate([*parts, self._new])

@@ -1,7 +1,7 @@
-"""Scores transcripts with the tasks' stateless functions, one after the other. Owns the loop of a reward worker.
+"""Scores transcripts with the tasks' stateless functions, one at a time. Owns the loop of a reward worker.
 
-Any number of workers may run, and any of them may die: a call that is not answered goes to another worker. A function
-that takes too long is interrupted; one that can't even be interrupted ends the process, which is then started again.
+Any number of workers may run, and any of them may die: an unanswered call goes to another worker. A function that
+exceeds its timeout is interrupted. If it can't be interrupted the process exits and is restarted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Overdue(Exception):
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise Overdue in the block after `seconds`; if it does not listen, dump stacks and exit after twice as long."""
+    """Raise Overdue in the block after `seconds`. If that has no effect, dump stacks and exit after twice that time."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise Overdue(f"took longer than {seconds:g} s")
@@ -53,13 +53,13 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 class Scorer:
-    """The reward functions of the run, each loaded at its first use."""
+    """The reward functions of the run, each loaded on first use."""
 
     def __init__(self, tasks: Mapping[str, TaskConfig], timeout_s: float) -> None:
         self._tasks = tasks
         self._timeout_s = timeout_s
         self._functions: dict[str, Callable[..., Score]] = {}
-        self._traced: set[tuple[str, str]] = set()  # task and exception of the tracebacks that were logged
+        self._traced: set[tuple[str, str]] = set()  # (task, exception) whose traceback has been logged
 
     def answer(self, wanted: ScoreWanted, frames: list[Frame]) -> Scored | ScoreFailed:
         start_s = time.monotonic()
@@ -68,11 +68,12 @@ class Scorer:
                 score = self._score(wanted.task, frames[0])
             reward = float(score.reward)
             if not math.isfinite(reward):
-                raise ValueError(f"the reward is {reward}")
+                raise ValueError(f"the reward is {reward}, expected a finite number")
         except Exception as error:  # foreign code: a failed call is data
             reason = f"{type(error).__name__}: {error}"[:DETAIL_CHARS]
             kind = wanted.task, type(error).__name__
-            log.warning("%s of task %s: %s", wanted.trajectory, wanted.task, reason, exc_info=kind not in self._traced)
+            what = "could not score %s of task %s: %s"
+            log.warning(what, wanted.trajectory, wanted.task, reason, exc_info=kind not in self._traced)
             self._traced.add(kind)
             return ScoreFailed(wanted.trajectory, wanted.issue, reason)
         return Scored(wanted.trajectory, wanted.issue, reward, bool(score.success), time.monotonic() - start_s)
@@ -86,7 +87,7 @@ class Scorer:
 
 
 def serve(link: Link, scorer: Scorer, tracer: Tracer, idle_s: float = math.inf, live_s: float = math.inf) -> bool:
-    """Until it is told to stop, or (True) leaves: nothing to do for `idle_s`, or having lived for `live_s`."""
+    """Serve until stopped (returns False), or until it leaves (True): idle for `idle_s`, or running for `live_s`."""
     end_s = time.monotonic() + live_s
     while (left_s := min(idle_s, end_s - time.monotonic())) > 0:
         received = link.recv(left_s if math.isfinite(left_s) else None)
@@ -100,5 +101,5 @@ def serve(link: Link, scorer: Scorer, tracer: Tracer, idle_s: float = math.inf, 
             with tracer.timed("reward", task=message.task):
                 answer = scorer.answer(message, frames)
             link.send(answer)
-    log.info("leaving: nothing to do" if time.monotonic() < end_s else "leaving: time is up")
+    log.info("leaving: no work" if time.monotonic() < end_s else "leaving: lifetime is over")
     return True
