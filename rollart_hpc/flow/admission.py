@@ -13,7 +13,7 @@ from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.ages import Ages
 from rollart_hpc.flow.batches import Batches
 from rollart_hpc.flow.mix import TaskMix
-from rollart_hpc.flow.policy import Policy
+from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.state import Group, State, Tally, Trajectory
 from rollart_hpc.flow.trajectories import Trajectories
 from rollart_hpc.vocabulary import DropReason, EventKind
@@ -23,9 +23,9 @@ BURST = 16  # groups opened per event at most
 
 class Admission:
     def __init__(
-        self, policy: Policy, tally: Tally, mix: TaskMix, trajectories: Trajectories, batches: Batches
+        self, rules: FlowRules, tally: Tally, mix: TaskMix, trajectories: Trajectories, batches: Batches
     ) -> None:
-        self.policy, self.tally, self.mix, self.trajectories, self.batches = policy, tally, mix, trajectories, batches
+        self.rules, self.tally, self.mix, self.trajectories, self.batches = rules, tally, mix, trajectories, batches
         self.groups: dict[int, Group] = {}
         self.ages = Ages()
         self.num_groups = 0
@@ -47,7 +47,7 @@ class Admission:
         missing.subtract(self._num_alive)
         left = BURST
         while any(count > 0 for count in missing.values()):
-            for task in self.policy.tasks:
+            for task in self.rules.tasks:
                 if missing[task] > 0:
                     if not left:
                         self.is_due = True
@@ -58,12 +58,12 @@ class Admission:
 
     def _wanted(self, version: int) -> Counter[str]:
         """Groups of each task in the batches of the next 1 + alpha steps, and the redundant ones."""
-        last = min(version + self.policy.alpha, self.policy.steps - 1)
+        last = min(version + self.rules.alpha, self.rules.steps - 1)
         wanted: Counter[str] = Counter()
         for step in range(version, last + 1):
             wanted.update(self.mix.quota(step))
         if last >= version and self.mix.tasks:
-            for extra in range(self.policy.redundant_groups):
+            for extra in range(self.rules.redundant_groups):
                 wanted[self.mix.tasks[extra % len(self.mix.tasks)]] += 1
         return wanted
 
@@ -85,13 +85,13 @@ class Admission:
         self.num_groups += 1
         self._keep(group)
         heapq.heappush(self._incomplete, group.id)
-        for member in range(self.policy.group_size + self.policy.redundancy):
+        for member in range(self.rules.group_size + self.rules.redundancy):
             trajectory = Trajectory(
                 id=f"a{attempt}.g{group.id}.m{member}",
                 task=task,
                 purpose="train",
-                seed=self.policy.env_seed("train", task, index),
-                sample_seed=self.policy.sample_seed("train", task, index, member),
+                seed=self.rules.env_seed("train", task, index),
+                sample_seed=self.rules.sample_seed("train", task, index, member),
                 group=group,
             )
             group.members.append(trajectory)
@@ -119,7 +119,7 @@ class Admission:
 
     def scored(self, group: Group) -> None:
         done = [m for m in group.members if m.state is State.SCORED]
-        if len(done) < self.policy.group_size:
+        if len(done) < self.rules.group_size:
             return
         for surplus in [m for m in group.members if m.state is not State.SCORED]:
             self.tally.dropped[DropReason.SURPLUS] += 1
@@ -128,7 +128,7 @@ class Admission:
         group.complete = True
         self.ages.note(group)
         group.completed_as, self._completed = self._completed, self._completed + 1
-        rejected = self.policy.tasks[group.task].group_filter == "same_reward" and len({m.reward for m in done}) == 1
+        rejected = self.rules.tasks[group.task].group_filter == "same_reward" and len({m.reward for m in done}) == 1
         if rejected:
             self.drop(group, DropReason.GROUP_FILTERED)
         elif self.is_stale(group):
@@ -152,7 +152,7 @@ class Admission:
 
     def _quarantine_if(self, task: str, failures: Counter[str], what: str) -> None:
         tally = self.tally.tasks[task]
-        if failures[task] < self.policy.quarantine_after or tally.quarantined:
+        if failures[task] < self.rules.quarantine_after or tally.quarantined:
             return
         tally.quarantined = True
         tally.quarantine_reason = f"{failures[task]} {what}"
@@ -175,14 +175,14 @@ class Admission:
     def is_stale(self, group: Group) -> bool:
         """Too old for every step that is still to come."""
         version = group.version
-        return version is not None and version < self.batches.next_step - self.policy.alpha
+        return version is not None and version < self.batches.next_step - self.rules.alpha
 
     def sweep_stale(self) -> None:
         counted: set[str] = set()
-        for group in self.ages.older_than(self.batches.next_step - self.policy.alpha):
+        for group in self.ages.older_than(self.batches.next_step - self.rules.alpha):
             # Dropping one may set its task aside, and with it the others that were found.
             is_due = group.id in self.groups and self.is_stale(group)
-            if is_due and (self.policy.abort_stale or group.id in self.batches.buffer):
+            if is_due and (self.rules.abort_stale or group.id in self.batches.buffer):
                 # One step that leaves many slow groups behind is one failure of their task, not many in a row.
                 self.drop(group, DropReason.GROUP_STALE, is_counted=group.task not in counted)
                 counted.add(group.task)
@@ -193,8 +193,8 @@ class Admission:
         An older start leaves fewer steps to train in. It is allowed while these steps have a place for it: as many as
         their batches hold, less the groups that are as old and need one too.
         """
-        oldest = self.batches.next_step - self.policy.alpha
-        if self.policy.in_order:
+        oldest = self.batches.next_step - self.rules.alpha
+        if self.rules.in_order:
             return max(group.admitted_version, oldest)
         if group.indexed_at is not None:
             return max(min(group.indexed_at, version), oldest)
@@ -205,7 +205,7 @@ class Admission:
 
     def _has_place(self, task: str, version: int) -> bool:
         """In the batches that groups as old as `version` can still train in."""
-        first, last = self.batches.next_step, min(version + self.policy.alpha, self.policy.steps - 1)
+        first, last = self.batches.next_step, min(version + self.rules.alpha, self.rules.steps - 1)
         places = sum(self.mix.quota(step).get(task, 0) for step in range(first, last + 1))
         if first == self.batches.step:
             places -= self.batches.num_taken(task)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.mix import TaskMix
-from rollart_hpc.flow.policy import Policy
+from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.state import Group
 
 Order = tuple[int, int]  # the group that trains first has the lowest
@@ -23,12 +23,12 @@ Order = tuple[int, int]  # the group that trains first has the lowest
 class Batches:
     def __init__(
         self,
-        policy: Policy,
+        rules: FlowRules,
         mix: TaskMix,
         emit: Callable[[ev.Command], None],
         oldest_incomplete: Callable[[], int],
     ) -> None:
-        self.policy = policy
+        self.rules = rules
         self.mix = mix
         self.buffer: dict[int, Group] = {}
         self.taken: dict[int, Group] = {}
@@ -37,7 +37,7 @@ class Batches:
         self.chunks = 0
         self._emit = emit
         self._oldest_incomplete = oldest_incomplete
-        self._waiting: dict[str, list[tuple[Order, int]]] = {task: [] for task in policy.tasks}  # heaps of the buffer
+        self._waiting: dict[str, list[tuple[Order, int]]] = {task: [] for task in rules.tasks}  # heaps of the buffer
         self._num_buffered: Counter[str] = Counter()
         self._num_taken: Counter[str] = Counter()
         self._is_due = False  # something has changed since the last look
@@ -48,7 +48,7 @@ class Batches:
 
     @property
     def is_closed(self) -> bool:
-        return len(self.taken) == self.policy.groups_per_step
+        return len(self.taken) == self.rules.groups_per_step
 
     @property
     def next_step(self) -> int:
@@ -106,7 +106,7 @@ class Batches:
             return []
         self._is_due = False
         quota = self.mix.quota(self.step)
-        if not self.policy.streaming and not self._is_complete(quota):
+        if not self.rules.streaming and not self._is_complete(quota):
             return []
         chosen = [entry for task in quota for entry in self._take(task, quota[task] - self._num_taken[task])]
         if not chosen:
@@ -121,7 +121,7 @@ class Batches:
         return groups
 
     def _is_complete(self, quota: dict[str, int]) -> bool:
-        if self.policy.in_order:
+        if self.rules.in_order:
             limit = self._oldest_incomplete()
             ready = Counter(group.task for group in self.buffer.values() if group.id < limit)
         else:
@@ -134,13 +134,13 @@ class Batches:
         chosen: list[tuple[Order, int]] = []
         while heap and len(chosen) < places:
             if heap[0][1] in self.buffer:
-                if self.policy.in_order and heap[0][1] >= self._oldest_incomplete():
+                if self.rules.in_order and heap[0][1] >= self._oldest_incomplete():
                     break  # only groups older than any that is still being played
                 chosen.append(heap[0])
             heapq.heappop(heap)
         return chosen
 
     def _order(self, group: Group) -> Order:
-        if self.policy.in_order:
+        if self.rules.in_order:
             return (0, group.id)
         return (group.version or 0, group.completed_as)

@@ -23,9 +23,9 @@ from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.admission import Admission
 from rollart_hpc.flow.batches import Batches
 from rollart_hpc.flow.mix import TaskMix
-from rollart_hpc.flow.policy import Policy
 from rollart_hpc.flow.publish import Publisher
 from rollart_hpc.flow.routing import Router
+from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.snapshot import groups_of, snapshot_of
 from rollart_hpc.flow.state import Failure, Group, State, Tally, TaskTally, Trajectory, Worker
 from rollart_hpc.flow.trajectories import Hooks, Trajectories
@@ -39,8 +39,8 @@ NEVER = 1 << 60  # a version that no engine has
 
 
 class Core:
-    def __init__(self, policy: Policy, attempt: int = 1, saved: dict[str, Any] | None = None) -> None:
-        self.policy = policy
+    def __init__(self, rules: FlowRules, attempt: int = 1, saved: dict[str, Any] | None = None) -> None:
+        self.rules = rules
         self.attempt = attempt
         self.version = 0  # the trainer's: steps committed
         self.stopped: RunState | None = None
@@ -49,19 +49,19 @@ class Core:
         self.saved_version = -1
         self._first_step = 0
         self._now = 0.0
-        self._batch_size = policy.groups_per_step * policy.group_size
+        self._batch_size = rules.groups_per_step * rules.group_size
         self.workers: dict[str, Worker] = {}
-        self.tally = Tally(tasks={task: TaskTally() for task in policy.tasks})
-        self.mix = TaskMix({name: task.weight for name, task in policy.tasks.items()}, policy.groups_per_step)
-        self.validator = Validator(policy)
+        self.tally = Tally(tasks={task: TaskTally() for task in rules.tasks})
+        self.mix = TaskMix({name: task.weight for name, task in rules.tasks.items()}, rules.groups_per_step)
+        self.validator = Validator(rules)
         self._out: list[ev.Command] = []
-        self.router = Router(policy, self.tally, self._emit, self._usable_version, self._oldest_version, self._on_idle)
+        self.router = Router(rules, self.tally, self._emit, self._usable_version, self._oldest_version, self._on_idle)
         hooks = Hooks(self._on_reset, self._on_turn, self._on_begun, self._on_scored, self._on_failed)
-        self.trajectories = Trajectories(policy, self.tally, self.workers, self.router, self._emit, hooks)
-        self.batches = Batches(policy, self.mix, self._emit, lambda: self.admission.oldest_incomplete())  # noqa: PLW0108 - made below
-        self.admission = Admission(policy, self.tally, self.mix, self.trajectories, self.batches)
+        self.trajectories = Trajectories(rules, self.tally, self.workers, self.router, self._emit, hooks)
+        self.batches = Batches(rules, self.mix, self._emit, lambda: self.admission.oldest_incomplete())  # noqa: PLW0108 - made below
+        self.admission = Admission(rules, self.tally, self.mix, self.trajectories, self.batches)
         self.groups = self.admission.groups
-        self.publisher = Publisher(policy, self.tally, self.workers, self._emit, self._may_install, self._changed)
+        self.publisher = Publisher(rules, self.tally, self.workers, self._emit, self._may_install, self._changed)
         self._handlers = {
             ev.Joined: self._joined, ev.Lost: self._lost, ev.Tick: self._tick,
             ev.GoOn: lambda _: None, ev.TurnWanted: self.trajectories.turn_wanted,
@@ -203,7 +203,7 @@ class Core:
 
     def _on_turn(self, trajectory: Trajectory) -> bool:
         group = trajectory.group
-        if group is not None and self.policy.abort_stale and self.admission.is_stale(group):
+        if group is not None and self.rules.abort_stale and self.admission.is_stale(group):
             self.admission.drop(group, DropReason.GROUP_STALE)
             return False
         return True
@@ -234,7 +234,7 @@ class Core:
             self.admission.reset_failed(trajectory.task)
         if trajectory.state is State.GONE:
             return
-        group, limit = trajectory.group, self.policy.quarantine_after
+        group, limit = trajectory.group, self.rules.quarantine_after
         if group is None and (task.quarantined or trajectory.failures > limit):
             self._validated(trajectory, has_failed=True)
             return
@@ -258,15 +258,15 @@ class Core:
         An engine more than alpha behind gets no requests. One that installs only when idle serves what it holds to the
         end, and begins nothing before it has the newest version.
         """
-        policy = self.policy
+        rules = self.rules
         has_begun = trajectory.first_version >= 0
         validation = self.validator.running
         if validation is not None and not trajectory.is_training and not has_begun:
             return validation.version
         group = trajectory.group
         oldest = 0 if has_begun or group is None else self.admission.oldest_start(group, self.version)
-        if not policy.install_idle:
-            return max(oldest, self.version - policy.alpha)
+        if not rules.install_idle:
+            return max(oldest, self.version - rules.alpha)
         if is_home:
             return oldest
         newest = self.publisher.newest
@@ -282,13 +282,13 @@ class Core:
 
     def _may_install(self, engine: Worker) -> bool:
         foreign = engine.installed is None or engine.installed.attempt != self.attempt
-        return foreign or not self.policy.install_idle or not engine.trajectories
+        return foreign or not self.rules.install_idle or not engine.trajectories
 
     # --- training ----------------------------------------------------------------------------
 
     def _batch_wanted(self, event: ev.BatchWanted) -> None:
         trainer = self.publisher.trainer
-        if trainer is None or event.version != self.version or self.version >= self.policy.steps:
+        if trainer is None or event.version != self.version or self.version >= self.rules.steps:
             return
         if self.batches.trainer:  # it forgot what it was given: start the batch over
             self.admission.give_back(self.batches.abandon())
@@ -309,7 +309,7 @@ class Core:
         self.admission.is_due = True
         self.mix.forget_before(max(self.saved_version, 0))  # a restore goes back that far
         self._look_at_ages()
-        every = self.policy.checkpoint_every
+        every = self.rules.checkpoint_every
         if self.draining or (every and self.version % every == 0):
             self._save()
 
@@ -340,7 +340,7 @@ class Core:
             self.publisher.spoiled(self.workers[event.worker])
 
     def _transfer_sent(self, event: ev.TransferSent) -> None:
-        if self.policy.collective == "mpi" and event.collective != "mpi":
+        if self.rules.collective == "mpi" and event.collective != "mpi":
             self.tally.transfer_fallbacks += 1
 
     def _installed(self, event: ev.Installed) -> None:
@@ -403,15 +403,15 @@ class Core:
             if self.saved_version == self.version:
                 self._stop(RunState.DRAINED, self.draining)
             return
-        if self.version < self.policy.steps or self.validator.running or self._final_validation_missing():
+        if self.version < self.rules.steps or self.validator.running or self._final_validation_missing():
             return
         if self.saved_version == self.version:
-            self._stop(RunState.FINISHED, f"all {self.policy.steps} steps are done")
+            self._stop(RunState.FINISHED, f"all {self.rules.steps} steps are done")
         else:
             self._save()
 
     def _final_validation_missing(self) -> bool:
-        return self.policy.validation_plays > 0 and not self.validator.has(self.policy.steps)
+        return self.rules.validation_plays > 0 and not self.validator.has(self.rules.steps)
 
     def _stop(self, state: RunState, reason: str) -> None:
         self.stopped = state
@@ -445,7 +445,7 @@ class Core:
         self.validator.restore(saved["validations"])
         self._first_step = self.version
         for group in groups_of(saved["groups"]):
-            if group.task in self.mix.tasks and len(group.members) == self.policy.group_size:
+            if group.task in self.mix.tasks and len(group.members) == self.rules.group_size:
                 self.admission.take_back(group)
             else:
                 self.tally.dropped[DropReason.NO_PLACE] += len(group.members)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rollart_hpc.flow import events as ev
-from rollart_hpc.flow.policy import Policy
+from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.state import Tally, Worker
 from rollart_hpc.types import WeightsId
 
@@ -50,14 +50,14 @@ class Node:
 class Publisher:
     def __init__(
         self,
-        policy: Policy,
+        rules: FlowRules,
         tally: Tally,
         workers: dict[str, Worker],
         emit: Callable[[ev.Command], None],
         may_install: Callable[[Worker], bool],
         changed: Callable[[Worker], None],
     ) -> None:
-        self.policy = policy
+        self.rules = rules
         self.tally = tally
         self.workers = workers
         self.newest: WeightsId | None = None
@@ -138,7 +138,7 @@ class Publisher:
         rank, size = 1, self._size(transfer.targets)
         for name in transfer.targets:
             target = self.workers[name]
-            if self.policy.direct:
+            if self.rules.direct:
                 self._begin_install(target, transfer.weights)
             self._emit(ev.JoinTransfer(name, epoch, transfer.weights, rank, size, host, port))
             rank += target.num_ranks
@@ -185,7 +185,7 @@ class Publisher:
 
     def is_idle(self, engine: Worker) -> None:
         """It holds no trajectory any more: one that installs only then can."""
-        if not self.policy.direct:
+        if not self.rules.direct:
             self._install_if_possible(engine)
 
     def tick(self, now: float) -> None:
@@ -200,7 +200,7 @@ class Publisher:
     def _be_patient(self) -> None:
         """The first engine has a version. The others will have it soon, and until then their share is left to them."""
         usual_s = max(PATIENCE_S, 2 * (self._now - self._published_s))
-        self.patient_until_s = self._now + (IDLE_PATIENCE_S if self.policy.install_idle else usual_s)
+        self.patient_until_s = self._now + (IDLE_PATIENCE_S if self.rules.install_idle else usual_s)
 
     def _publish_again(self) -> None:
         if self.newest is not None and self.trainer is not None and not self._holders:
@@ -210,7 +210,7 @@ class Publisher:
         """Start whatever transfer is possible now, and the installs of these engines."""
         if self.newest is None:
             return
-        if self.policy.direct:
+        if self.rules.direct:
             self._offer_to_engines(self.newest)
             return
         self._offer_to_relays(self.newest)
@@ -218,7 +218,7 @@ class Publisher:
             self._install_if_possible(engine)
 
     def _adopt(self, relays: Iterable[Worker]) -> None:
-        if self.policy.direct or self.newest is None or self.trainer is None:
+        if self.rules.direct or self.newest is None or self.trainer is None:
             return
         for relay in relays:
             if relay.node == self.trainer.node and relay.held != self.newest:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from enum import Enum, auto
 
 from rollart_hpc.flow import events as ev
-from rollart_hpc.flow.policy import Policy
 from rollart_hpc.flow.pools import Choice, Pool, fits, fits_now
+from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.state import Tally, Trajectory, Worker
 from rollart_hpc.hardware import BANDWIDTH, COMPUTE
 
@@ -46,14 +46,14 @@ class Router:
 
     def __init__(
         self,
-        policy: Policy,
+        rules: FlowRules,
         tally: Tally,
         emit: Callable[[ev.Command], None],
         usable: Callable[[Worker], int | None],
         needs: Callable[[Trajectory, bool], int],
         on_idle: Callable[[Worker], None],
     ) -> None:
-        self.policy = policy
+        self.rules = rules
         self.tally = tally
         self.engines: dict[str, Worker] = {}
         self.pools: dict[str, Pool] = {}
@@ -62,15 +62,15 @@ class Router:
         self._usable = usable
         self._needs = needs
         self._on_idle = on_idle
-        self._awaited = set(policy.pools)
-        self._installs_idle = policy.install_idle or policy.direct
+        self._awaited = set(rules.pools)
+        self._installs_idle = rules.install_idle or rules.direct
         self._queues: dict[str, dict[Kind, Queue]] = {}
         self._queued_in: dict[str, str] = {}  # trajectories that wait in the queue of a pool
         self._num_waiting: Counter[str] = Counter()  # of each of these queues
         self._ready: dict[str, None] = {}  # engines whose own turns may go on
         self._is_due = False  # the pools' queues must be looked at
         self._last_place = 0
-        self._expected: dict[str, float] = dict.fromkeys(policy.tasks, 0.0)  # tokens of a trajectory at its end
+        self._expected: dict[str, float] = dict.fromkeys(rules.tasks, 0.0)  # tokens of a trajectory at its end
 
     # --- pools -------------------------------------------------------------------------------
 
@@ -122,12 +122,12 @@ class Router:
 
     def stage(self, trajectory: Trajectory) -> Stage:
         """What the turn that waits needs next, as things stand."""
-        if not self.policy.tasks[trajectory.task].split or not all(map(self._is_alive, SPLIT_POOLS.values())):
+        if not self.rules.tasks[trajectory.task].split or not all(map(self._is_alive, SPLIT_POOLS.values())):
             return Stage.WHOLE
         return Stage.DECODE if trajectory.kv else Stage.PREFILL
 
     def _wanted(self, trajectory: Trajectory, stage: Stage) -> str:
-        return SPLIT_POOLS.get(stage) or self.policy.tasks[trajectory.task].affinity
+        return SPLIT_POOLS.get(stage) or self.rules.tasks[trajectory.task].affinity
 
     def _serves(self, pool: str, wanted: str) -> bool:
         return wanted in (pool, ANY) or not self._is_alive(wanted)
@@ -227,7 +227,7 @@ class Router:
         pools = [pool for pool in self.pools.values() if self._serves(pool.name, wanted)]
         choice = Choice(pools, self._needs(trajectory, False))
         # In lockstep nobody ends before all have had their turn: there KV is evicted and computed again.
-        holds_kv = not self.policy.lockstep
+        holds_kv = not self.rules.lockstep
         engine = choice.emptiest(lambda e: fits_now(e, trajectory) and (not holds_kv or fits(e, trajectory)))
         if engine is None or not choice.is_level(engine):
             return None
@@ -252,7 +252,7 @@ class Router:
         An engine that installs only when idle keeps what has begun on it to its end: it waits for that end, and the
         pool, if it needs the new version first, waits for the engine.
         """
-        ends_here = self.policy.install_idle and stage is Stage.WHOLE
+        ends_here = self.rules.install_idle and stage is Stage.WHOLE
         if not ends_here and not self._serves(home.pool, self._wanted(trajectory, stage)):
             return False
         version = self._usable(home)
@@ -325,7 +325,7 @@ class Router:
     def _count(self, trajectory: Trajectory, engine: Worker, stage: Stage) -> None:
         task = self.tally.tasks[trajectory.task]
         task.requests_by_pool[engine.pool] += 1
-        is_split = self.policy.tasks[trajectory.task].split
+        is_split = self.rules.tasks[trajectory.task].split
         self.tally.split_requests += stage is Stage.DECODE
         self.tally.split_fallbacks += is_split and stage is Stage.WHOLE
         wanted = self._wanted(trajectory, stage)

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rollart_hpc.flow import events as ev
-from rollart_hpc.flow.policy import Policy
 from rollart_hpc.flow.ranking import Ranking
 from rollart_hpc.flow.routing import Router, Stage
+from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.state import PLAYING, Failure, State, Tally, Trajectory, Worker
 from rollart_hpc.vocabulary import DropReason
 
@@ -37,14 +37,14 @@ class Hooks:
 class Trajectories:
     def __init__(
         self,
-        policy: Policy,
+        rules: FlowRules,
         tally: Tally,
         workers: dict[str, Worker],
         router: Router,
         emit: Callable[[ev.Command], None],
         hooks: Hooks,
     ) -> None:
-        self.policy, self.tally, self.workers, self.router = policy, tally, workers, router
+        self.rules, self.tally, self.workers, self.router = rules, tally, workers, router
         self.emit, self.hooks = emit, hooks
         self.now = 0.0
         self.all: dict[str, Trajectory] = {}
@@ -275,7 +275,7 @@ class Trajectories:
 
     def pump(self) -> None:
         """Spend every credit there is: environments, engines, rewards. What a burst leaves over is for next time."""
-        if self.policy.lockstep:
+        if self.rules.lockstep:
             self._release_lockstep()
         self.has_backlog = self._pump_envs()
         for trajectory, engine, stage in self.router.assign():
@@ -283,7 +283,7 @@ class Trajectories:
         self._pump_rewards()
 
     def _is_in_lockstep(self, trajectory: Trajectory) -> bool:
-        return self.policy.lockstep and trajectory.is_training
+        return self.rules.lockstep and trajectory.is_training
 
     def _release_lockstep(self) -> None:
         """No environment is busy: generate. All have their answer: let the environments go on."""
@@ -334,7 +334,7 @@ class Trajectories:
         self.emit(ev.Generate(engine.name, t.request, t.id, t.turn, self._temperature(t), seed, prefill_only, kv))
 
     def _temperature(self, trajectory: Trajectory) -> float:
-        return self.policy.temperature if trajectory.is_training else self.policy.validation_temperature
+        return self.rules.temperature if trajectory.is_training else self.rules.validation_temperature
 
     def _deliver(self, trajectory: Trajectory, request: int) -> None:
         trajectory.request = -1
@@ -346,7 +346,7 @@ class Trajectories:
         self.emit(ev.AskAgain(trajectory.env, trajectory.id, trajectory.issue, trajectory.turn))
 
     def _rewards_wait(self) -> bool:
-        return self.policy.rewards_last and self._num_playing(True) > 0
+        return self.rules.rewards_last and self._num_playing(True) > 0
 
     def _pump_rewards(self) -> None:
         queue = self._to_score
@@ -360,7 +360,7 @@ class Trajectories:
             self._spend(worker, trajectory)
             trajectory.reward_worker = worker.name
             # A worker scores one after the other, and ends a call at its own deadline: this is the second line.
-            deadline_s = self.now + self.policy.reward_timeout_s * (worker.load + 1)
+            deadline_s = self.now + self.rules.reward_timeout_s * (worker.load + 1)
             self._serial += 1
             heapq.heappush(self._deadlines, (deadline_s, self._serial, trajectory, trajectory.issue))
             self._set(trajectory, State.SCORING)
@@ -397,13 +397,13 @@ class Trajectories:
             if trajectory.state is State.SCORING and trajectory.issue == issue:
                 self.tally.dropped[DropReason.SCORE_TIMEOUT] += 1
                 trajectory.issue += 1  # a late answer is superseded
-                self._score_again(trajectory, f"no answer in {self.policy.reward_timeout_s:g} s")
+                self._score_again(trajectory, f"no answer in {self.rules.reward_timeout_s:g} s")
 
     def _score_again(self, trajectory: Trajectory, detail: str) -> None:
         failure = Failure(DropReason.REWARD_FAILED, detail, trajectory.reward_worker)
         self._leave_reward(trajectory)
         trajectory.score_failures += 1
-        if trajectory.score_failures > self.policy.reward_retries:
+        if trajectory.score_failures > self.rules.reward_retries:
             self.hooks.on_failed(trajectory, failure)
             return
         self._set(trajectory, State.ENDED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from rollart_hpc.flow import events as ev
-from rollart_hpc.flow.policy import TaskPolicy
+from rollart_hpc.flow.rules import TaskRules
 from rollart_hpc.types import WeightsId
 from rollart_hpc.vocabulary import DropReason
 from tests.flow.scene import Scene
@@ -78,7 +78,7 @@ def test_what_began_on_a_rolled_back_version_is_dropped():
 
 
 def test_a_task_whose_resets_fail_is_set_aside_and_the_run_goes_on():
-    scene = Scene(tasks={"a": TaskPolicy(1), "b": TaskPolicy(1)}, quarantine_after=3)
+    scene = Scene(tasks={"a": TaskRules(1), "b": TaskRules(1)}, quarantine_after=3)
     play = next(p for p in scene.take(ev.Play) if p.task == "a")
     for issue in range(3):
         scene.do(
@@ -121,7 +121,7 @@ def test_what_a_reward_function_raises_is_the_reason_why_its_task_is_set_aside()
 
 
 def test_validation_plays_that_can_not_be_played_have_no_score():
-    tasks = {"a": TaskPolicy(1), "b": TaskPolicy(1)}
+    tasks = {"a": TaskRules(1), "b": TaskRules(1)}
     scene = Scene(tasks=tasks, validation_plays=2, quarantine_after=2)
     for play in scene.take(ev.Play):
         if play.task == "a":

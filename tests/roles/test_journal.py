@@ -12,7 +12,7 @@ import pytest
 from rollart_hpc.config.schema import ModelConfig, RunConfig, TaskConfig
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
-from rollart_hpc.flow.policy import policy_of
+from rollart_hpc.flow.rules import rules_of
 from rollart_hpc.observe import metrics
 from rollart_hpc.observe.status import PoolStatus, read_status
 from rollart_hpc.roles.journal import Journal
@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def begin(run: RunDir, saved: dict | None = None) -> Journal:
-    return Journal(run, CONFIG, Core(policy_of(CONFIG), run.begin_attempt(), saved), Counter())
+    return Journal(run, CONFIG, Core(rules_of(CONFIG), run.begin_attempt(), saved), Counter())
 
 
 def commit(journal: Journal, version: int) -> None:

@@ -10,7 +10,7 @@ from rollart_hpc.config.schema import RunConfig
 
 
 @dataclass(frozen=True)
-class TaskPolicy:
+class TaskRules:
     weight: float
     affinity: str = "any"
     group_filter: str = "none"
@@ -18,8 +18,8 @@ class TaskPolicy:
 
 
 @dataclass(frozen=True)
-class Policy:
-    tasks: dict[str, TaskPolicy]
+class FlowRules:
+    tasks: dict[str, TaskRules]
     steps: int
     groups_per_step: int
     group_size: int
@@ -58,12 +58,12 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def policy_of(config: RunConfig) -> Policy:
+def rules_of(config: RunConfig) -> FlowRules:
     """The preset of `config.mode` over the run's numbers."""
     preset = preset_of(config.mode)
     flow = replace(config.flow, **preset.forced)
-    return Policy(
-        tasks={name: TaskPolicy(t.weight, t.affinity, t.group_filter, t.split) for name, t in config.tasks.items()},
+    return FlowRules(
+        tasks={name: TaskRules(t.weight, t.affinity, t.group_filter, t.split) for name, t in config.tasks.items()},
         steps=config.steps,
         groups_per_step=flow.groups_per_step,
         group_size=flow.group_size,
