@@ -70,7 +70,7 @@ def rules_of(config: RunConfig) -> FlowRules:
         alpha=flow.alpha,
         redundancy=flow.redundancy,
         redundant_groups=flow.redundant_groups,
-        streaming=flow.streaming and config.algorithm.estimator == "grpo",
+        streaming=flow.streaming and not config.algorithm.needs_whole_batch,
         in_order=config.deterministic,
         **preset.switches,
         direct=config.weights.transport == "direct",
