@@ -60,8 +60,7 @@ class Trajectory:
     request: int = -1
     kv: str = ""  # split turns: where the prefilled KV of this turn can be had
     turn: int = 0
-    num_tokens: int = 0  # of its prompt, as the turn that waits or runs has it
-    turn_tokens: int = 0  # the same and what the turn may add
+    turn_tokens: int = 0  # of the turn that waits or runs: its prompt and what it may add
     footprint: int = 0  # tokens of KV that an engine sets aside for it
     place: int = 0  # in the router's queues; 0 = in none
     planned_version: int = -1  # of the engine that was asked for its first tokens
@@ -70,10 +69,8 @@ class Trajectory:
     reward: float = 0.0
     success: bool = False
     reward_worker: str = ""
-    reward_deadline: float = 0.0
     failures: int = 0
     score_failures: int = 0
-    not_before: float = 0.0
 
     @property
     def is_training(self) -> bool:
@@ -92,10 +89,6 @@ class Group:
     completed_as: int = 0  # order of completion
     version: int | None = None  # the oldest start version; None while nothing was sampled
     indexed_at: int | None = None  # the same, or the version it is about to begin on: see `Ages`
-
-    @property
-    def num_scored(self) -> int:
-        return sum(m.state is State.SCORED for m in self.members)
 
     @property
     def newest_version(self) -> int:
@@ -129,10 +122,6 @@ class Worker:
     def weight(self) -> float:
         """Its fair share of a pool's trajectories, relative to other engines."""
         return self.capacity * self.speed
-
-    @property
-    def occupancy(self) -> float:
-        return len(self.trajectories) / self.weight
 
 
 @dataclass(slots=True)

@@ -96,7 +96,7 @@ class Trajectories:
         trajectory.issue += 1
         trajectory.turn = 0
         trajectory.first_version = trajectory.last_version = -1
-        trajectory.num_tokens = trajectory.turn_tokens = trajectory.footprint = 0
+        trajectory.turn_tokens = trajectory.footprint = 0
         trajectory.score_failures = 0
         self._set(trajectory, State.QUEUED)
         self._has_yet_to_begin(trajectory)
@@ -158,7 +158,7 @@ class Trajectories:
             self.hooks.on_reset(trajectory)
         trajectory.turn = event.turn
         trajectory.kv = ""
-        trajectory.num_tokens, trajectory.turn_tokens = event.num_tokens, event.num_tokens + event.max_new_tokens
+        trajectory.turn_tokens = event.num_tokens + event.max_new_tokens
         self._set(trajectory, State.WAITING)
         if not self.hooks.on_turn(trajectory):
             return
