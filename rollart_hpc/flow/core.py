@@ -358,9 +358,9 @@ class Core:
     # --- validation --------------------------------------------------------------------------
 
     def _validate_if_due(self) -> None:
-        newest = self.publisher.newest
-        ready = newest == WeightsId(self.attempt, self.version) and not self.draining
-        if ready and self.validator.is_due(self.version):
+        if self.draining or not self.validator.is_due(self.version):
+            return
+        if self.publisher.newest == WeightsId(self.attempt, self.version):
             for trajectory in self.validator.begin(self.version, list(self.mix.tasks), self.attempt):
                 self.trajectories.enter(trajectory)
 

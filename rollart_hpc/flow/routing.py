@@ -98,10 +98,13 @@ class Router:
 
     def changed(self, engine: Worker) -> None:
         """Its weights, credits or trajectories are others than before."""
-        self.pools[engine.pool].update(engine, self._usable(engine), self._is_blocked(engine))
+        self._update(engine)
         if engine.waiting:
             self._ready[engine.name] = None
         self._is_due = True
+
+    def _update(self, engine: Worker) -> None:
+        self.pools[engine.pool].update(engine, self._usable(engine), self._is_blocked(engine))
 
     def look_again(self) -> None:
         """The trainer's version or the batch has changed, and with them which engines are new enough."""
@@ -272,10 +275,12 @@ class Router:
             if trajectory.id not in engine.trajectories:
                 engine.trajectories[trajectory.id] = trajectory
                 engine.held_tokens += trajectory.footprint
+                self._update(engine)
         trajectory.server = engine.name
         engine.load += 1
         engine.running_tokens += trajectory.turn_tokens
-        self.pools[engine.pool].update(engine, self._usable(engine), self._is_blocked(engine))
+        if engine.load == engine.capacity:
+            self._update(engine)
 
     def give_back(self, trajectory: Trajectory) -> None:
         """Its request is over."""
@@ -284,7 +289,12 @@ class Router:
         if engine is not None:
             engine.load -= 1
             engine.running_tokens -= trajectory.turn_tokens
-            self.changed(engine)
+            if engine.load + 1 == engine.capacity:
+                self._update(engine)
+            if engine.waiting:
+                self._ready[engine.name] = None
+            if self._queued_in:
+                self._is_due = True
 
     def release(self, trajectory: Trajectory) -> None:
         """No engine holds it any more."""
@@ -315,6 +325,8 @@ class Router:
             for name in {trajectory.engine, trajectory.prefiller}:
                 if (engine := self.engines.get(name)) is not None:
                     engine.held_tokens += more
+                    if engine.kv_tokens:
+                        self._update(engine)
 
     def ended(self, trajectory: Trajectory) -> None:
         """Learn how long trajectories of a task get."""

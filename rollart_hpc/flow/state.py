@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field, fields
-from enum import Enum, auto
+from enum import IntEnum, auto
 from typing import Any
 
 from rollart_hpc.errors import DETAIL_CHARS
@@ -15,7 +15,7 @@ from rollart_hpc.types import Purpose, Role, WeightsId
 from rollart_hpc.vocabulary import DropReason
 
 
-class State(Enum):
+class State(IntEnum):
     QUEUED = auto()  # waits for an env worker
     STEPPING = auto()  # with its environment: reset or turn
     WAITING = auto()  # wants a turn, waits for an engine

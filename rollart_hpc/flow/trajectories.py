@@ -8,7 +8,7 @@ changes nothing and is counted as superseded. What becomes of a scored or failed
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -55,7 +55,7 @@ class Trajectories:
         self._to_score: deque[Trajectory] = deque()
         self._deadlines: list[tuple[float, int, Trajectory, int]] = []  # of scores, with the issue
         self._envs, self._rewards = Ranking(), Ranking()  # workers with a free credit, the least busy first
-        self._counts: dict[bool, Counter[State]] = {True: Counter(), False: Counter()}  # training or not
+        self._counts = {is_training: [0] * (len(State) + 1) for is_training in (True, False)}  # by state
         self._held_turns: list[Trajectory] = []  # lockstep: until no environment is busy
         self._held_answers: list[Trajectory] = []  # lockstep: until all have their answer
         self._next_request = 0
