@@ -1,7 +1,7 @@
-"""What happens to the core: events in, commands out. Owns both vocabularies; they carry no payload.
+"""The events the core handles and the commands it returns. Neither carries a payload.
 
-Payloads (tokens, transcripts, weights) stay with whoever drives the core; a command names the
-trajectory or request whose payload is meant.
+Payloads (tokens, transcripts, weights) stay with the driver of the core. A command names the trajectory or request
+whose payload it needs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TurnWanted(Fact):
     trajectory: str
     issue: int
     turn: int
-    num_tokens: int = 0  # of the prompt: all that the engine must have of this trajectory
+    num_tokens: int = 0  # length of the prompt, including the cached prefix
     max_new_tokens: int = 0
 
 
@@ -69,7 +69,7 @@ class PrefixMissing(Fact):
 class Ended(Fact):
     trajectory: str
     issue: int
-    failure: DropReason | None  # None: it was played to its end
+    failure: DropReason | None  # None: the trajectory was played to its end
     num_turns: int = 0
     detail: str = ""  # of the failure
 
@@ -151,7 +151,7 @@ class Tick(Fact):
 
 
 class GoOn(Fact):
-    """Nothing has happened: do what the last event left over (`Core.has_backlog`)."""
+    """No event: continue with the backlog (`Core.has_backlog`)."""
 
 
 Event = (
@@ -180,7 +180,7 @@ class CancelPlay(Fact):
 
 
 class AskAgain(Fact):
-    """The env worker must send this turn once more, with all tokens."""
+    """Ask the env worker to send this turn again, with all tokens."""
 
     worker: str
     trajectory: str
@@ -196,7 +196,7 @@ class Generate(Fact):
     temperature: float
     seed: int
     prefill_only: bool = False
-    kv: str = ""  # of the prefill that went before
+    kv: str = ""  # from the prefill of this turn
 
 
 class AbortRequest(Fact):
@@ -225,7 +225,7 @@ class Score(Fact):
 
 
 class Release(Fact):
-    """Nothing of this trajectory is needed any more."""
+    """The payloads of this trajectory can be freed."""
 
     trajectory: str
 
@@ -288,7 +288,7 @@ class ValidationDone(Fact):
 
 
 class Warn(Fact):
-    """The user must hear of this."""
+    """Tell the user."""
 
     what: EventKind
     task: str

@@ -14,7 +14,7 @@ class TaskMix:
     def __init__(self, weights: dict[str, float], slots: int) -> None:
         self.weights = dict(weights)
         self.slots = slots
-        self.tasks: list[str] = []  # those that are not set aside
+        self.tasks: list[str] = []  # tasks that are not quarantined
         self._find_tasks()
         self._credit = dict.fromkeys(weights, 0.0)
         self._quotas: dict[int, dict[str, int]] = {}
@@ -33,7 +33,7 @@ class TaskMix:
             del self._quotas[old]
 
     def remove(self, task: str, step: int, taken: dict[str, int]) -> None:
-        """Set a task aside from `step` on, whose batch already holds `taken`."""
+        """Quarantine a task from `step` on. The batch of that step already holds `taken`."""
         self.weights[task] = 0.0
         self._find_tasks()
         self._quotas = {}
