@@ -1,7 +1,7 @@
 """Workers ordered by a key that changes often. Owns the order; does not know what the key means.
 
-A heap with lazy deletion. A change pushes a new entry, and the old one is skipped when it reaches the top. Both a change
-and a lookup take O(log n) amortised.
+A heap with lazy deletion. A change pushes a new entry, and the old one is skipped when it reaches the top. A change and
+a lookup take O(log n) amortised.
 """
 
 from __future__ import annotations
