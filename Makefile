@@ -1,5 +1,6 @@
 # make quickstart   install into .venv and train two tasks on this machine
 # make test         install what tests need, lint, run all tests
+# make docs         regenerate docs/config.md and the table of modes in docs/runs.md
 # make acceptance   long trainings and benchmarks; writes figures into docs/results
 # make acceptance-hub, acceptance-ray, ...   one page of docs/results; parts are listed in tests/acceptance/run.py
 # Variables: PYTHON (python3), VENV (.venv), TORCH_INDEX (where CPU builds of torch are).
@@ -10,7 +11,7 @@ export VENV PYTHON TORCH_INDEX
 # Processes of a run and tests share few cores: numeric libraries get one thread each.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart install install-dev test lint fast slow acceptance clean
+.PHONY: quickstart install install-dev test lint fast slow docs acceptance clean
 
 quickstart: install
 	$(BIN)/rollart-hpc run quickstart
@@ -34,6 +35,9 @@ fast: install-dev
 
 slow: install-dev
 	$(BIN)/python .ci/tests -n 3 --dist loadfile --no-loadscope-reorder --durations 25 -m slow
+
+docs: install
+	$(BIN)/python .ci/docs
 
 acceptance: install-dev
 	$(BIN)/python tests/acceptance/run.py

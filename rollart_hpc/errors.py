@@ -1,4 +1,4 @@
-"""The errors a user may see. Owns exit codes; knows nothing of what raised them.
+"""The errors a user may see. Owns exit codes of all processes; knows nothing of what raised them.
 
 A `RollartError` is printed without a traceback. Broken invariants are assertions, failed
 trajectories are data (with a counted reason), dead processes are events: none of those belong here.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 EXIT_USER = 2
 EXIT_ENVIRONMENT = 3
+EXIT_LINK_LOST = 4  # the controller refused the process or fell silent: starting it again may help
+EXIT_DRAINED = 5  # the run was asked to end before its last step; it can be resumed
 DETAIL_CHARS = 500  # at most, of what a failed trajectory tells about its failure
 
 
@@ -43,5 +45,6 @@ class ConfigError(UserError):
     def __init__(self, source: str, problems: list[str]) -> None:
         lines = "\n".join(f"  - {p}" for p in problems)
         count = f"{len(problems)} problem" + ("s" if len(problems) != 1 else "")
-        super().__init__(f"{source}: {count}\n{lines}", "correct them and run `rollart-hpc check` again")
+        fix = "correct them and run `rollart-hpc check` again; `rollart-hpc keys KEY` explains a key"
+        super().__init__(f"{source}: {count}\n{lines}", fix)
         self.problems = problems

@@ -1,6 +1,6 @@
 """How files of a run are written: whole or not at all, private, and with a clear error when the disk can't take them.
 
-Owns modes, atomic replacement and the words for a full disk. Knows no file name (`config.rundir` does).
+Owns modes, atomic replacement and the words for a full disk. Knows no file name (`rundir` does).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ COMPUTE = "compute"  # training, prefill-heavy generation
 BANDWIDTH = "bandwidth"  # decode-heavy generation
 ENGINE_CLASSES = (COMPUTE, BANDWIDTH)
 CLASSES = (CPU, *ENGINE_CLASSES)
+MIN_SPEED, MAX_SPEED = 0.01, 100.0  # of an engine, relative to others
 
 
 class Gpu(NamedTuple):

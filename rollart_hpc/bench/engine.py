@@ -20,16 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rollart_hpc.backends.registry import declared, find, load
 from rollart_hpc.bench.pairs import Pairs, check_model
-from rollart_hpc.config.extras import need
 from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.extras import TRAIN, Need, need
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Frame, WeightsId
 from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.wakeup import Wakeup
 
 if TYPE_CHECKING:
-    from rollart_hpc.engines.contract import Engine
+    from rollart_hpc.engines.contract import EngineSetup
 
 Say = Callable[[str], None]
 Prompts = list[list[int]]
@@ -67,12 +69,16 @@ class Result(Pairs):
 
 
 def bench_engine(settings: Settings, say: Say) -> Result:
-    need({"train": ("torch", "transformers"), "vllm": ("vllm",) if settings.kind == "vllm" else ()})
+    backend = find("engine", settings.kind)
+    if not backend.raw:
+        able = ", ".join(each.kind for each in declared("engine") if each.raw)
+        raise UserError(f"engine {settings.kind} declares nothing to compare it with", f"use one of: {able}")
+    need(TRAIN, Need(backend.modules, backend.extra, backend.install))
     with tempfile.TemporaryDirectory(prefix="rollart-bench-") as scratch:
         root = Path(scratch)
         model = _endless(settings.model or _tiny(root, settings.kind, say), root / "endless")
         say("  starting both")
-        raw, ours = _raw(settings, model, root), Ours(settings, model, root)
+        raw, ours = load(backend, backend.raw)(_setup(settings, model, root, "raw")), Ours(settings, model, root)
         try:
             return _compare(settings, raw, ours, _vocabulary(model), say)
         finally:
@@ -104,8 +110,9 @@ class Ours:
 
     def __init__(self, settings: Settings, model: Path, root: Path) -> None:
         from rollart_hpc.engines.directory import named_tensors
+        from rollart_hpc.engines.kinds import make_engine
 
-        self._engine = _engine(settings, model, root)
+        self._engine = make_engine(_setup(settings, model, root, "ours"))
         self._root = root
         self._engine.suspend()
         self._engine.install(named_tensors(model), WeightsId(1, 0))
@@ -174,32 +181,11 @@ def _config(settings: Settings) -> EngineConfig:
     )  # fmt: skip
 
 
-def _setup(settings: Settings, model: Path, root: Path, side: str) -> Any:
-    from rollart_hpc.engines.vllm.settings import Setup
+def _setup(settings: Settings, model: Path, root: Path, side: str) -> EngineSetup:
+    from rollart_hpc.engines.contract import EngineSetup
 
     max_len = settings.prompt_tokens + settings.new_tokens + 1
-    return Setup(model, _config(settings), max_len, root / f"cache-{side}", seed=1)
-
-
-def _raw(settings: Settings, model: Path, root: Path) -> Any:
-    if settings.kind == "vllm":
-        from rollart_hpc.engines.vllm.raw import RawVllm
-
-        return RawVllm(_setup(settings, model, root, "raw"))
-    from rollart_hpc.engines.raw import RawTorch
-
-    return RawTorch(model, _config(settings))
-
-
-def _engine(settings: Settings, model: Path, root: Path) -> Engine:
-    if settings.kind == "vllm":
-        from rollart_hpc.engines.vllm.engine import VllmEngine
-        from rollart_hpc.weights.store import NodeStore
-
-        return VllmEngine(_setup(settings, model, root, "ours"), NodeStore(root / "store", "inbox"))
-    from rollart_hpc.engines.torch_engine import TorchEngine
-
-    return TorchEngine(model, _config(settings), settings.prompt_tokens + settings.new_tokens + 1)
+    return EngineSetup(model, _config(settings), max_len, root / f"cache-{side}", root / "store", seed=1)
 
 
 # --- the model ---------------------------------------------------------------------------------
@@ -213,14 +199,14 @@ def _tiny(root: Path, kind: str, say: Say) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SiteError(f"the tiny model could not be made: {done.stderr.strip()[-2000:]}", "give one with --model")
-    return root / "run" / "model"
+    return RunDir(root / "run").model
 
 
 def _endless(model: Path, target: Path) -> Path:
     """The same model without an end of turn."""
     target.mkdir()
     for path in model.iterdir():
-        if path.name not in ("config.json", "generation_config.json"):
+        if path.name not in ("config.json", "generation_config.json", "tokenizer_config.json"):
             (target / path.name).symlink_to(path.resolve())
     content = json.loads((model / "config.json").read_text())
     content["eos_token_id"] = None

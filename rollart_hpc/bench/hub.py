@@ -22,16 +22,16 @@ import msgspec
 from rollart_hpc.bench.load import driver, payloads
 from rollart_hpc.bench.load.counts import Window
 from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import (
     CheckpointConfig,
-    FlowSettings,
+    FlowConfig,
     PoolConfig,
     RunConfig,
     TaskConfig,
     ValidationConfig,
 )
 from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire.keys import make_keys
 
 GROUP_SIZE = 10
@@ -105,7 +105,7 @@ def bench_hub(settings: Settings, say: Callable[[str], None]) -> list[Row]:
     return rows
 
 
-def flow_of(slots: int, seconds: float) -> FlowSettings:
+def flow_of(slots: int, seconds: float) -> FlowConfig:
     """A batch small enough for some versions a window, and a staleness bound that lets trajectories live so long.
 
     A trajectory lives for slots / batch steps on average, and the longest in a group for half as long again.
@@ -113,10 +113,10 @@ def flow_of(slots: int, seconds: float) -> FlowSettings:
     nominal = NOMINAL_TURNS_PER_S * seconds / VERSIONS_PER_WINDOW / payloads.MEAN_TURNS
     groups = -(-max(int(nominal), slots // SHARE_OF_SLOTS) // GROUP_SIZE)
     alpha = max(1, -(-2 * slots // (groups * GROUP_SIZE)))
-    return FlowSettings(alpha=alpha, groups_per_step=groups, group_size=GROUP_SIZE)
+    return FlowConfig(alpha=alpha, groups_per_step=groups, group_size=GROUP_SIZE)
 
 
-def _configure(run: RunDir, flow: FlowSettings, engines: int) -> None:
+def _configure(run: RunDir, flow: FlowConfig, engines: int) -> None:
     run.create()
     make_keys(run.keys(run.begin_attempt()))
     config = RunConfig(name="bench-hub", steps=1_000_000, tasks={"load": TaskConfig(name="load")}, flow=flow)
@@ -139,7 +139,7 @@ def _measure(run: RunDir, engines: int, slots: int, seconds: float) -> Row:
     return _row(engines, slots, flow, msgspec.json.decode(done.stdout, type=driver.LoadFigures))
 
 
-def _row(engines: int, slots: int, flow: FlowSettings, told: driver.LoadFigures) -> Row:
+def _row(engines: int, slots: int, flow: FlowConfig, told: driver.LoadFigures) -> Row:
     full, half = told.saturated, told.paced
     return Row(
         engines=engines,

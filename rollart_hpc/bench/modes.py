@@ -1,4 +1,4 @@
-"""The five modes side by side under injected environment latency. Owns the comparison; every run is a real one.
+"""The modes side by side under injected environment latency. Owns the comparison; every run is a real one.
 
 For each spread of the turn latency N(mean, std) the modes take turns (interleaved, so that noise of
 the machine hits all alike) and the time per optimizer step is compared, start-up and first step left out.
@@ -18,9 +18,10 @@ from pathlib import Path
 
 import msgspec
 
-from rollart_hpc.config.schema import MODES
+from rollart_hpc.config.modes import Mode
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.observe import metrics
+from rollart_hpc.rundir import RunDir
 
 RUN = "bench-modes"
 
@@ -34,12 +35,12 @@ class Row:
 
     @property
     def speedup_over_sync(self) -> dict[str, float]:
-        return {mode: self.step_s["sync"] / seconds for mode, seconds in self.step_s.items()}
+        return {mode: self.step_s[Mode.SYNC] / seconds for mode, seconds in self.step_s.items()}
 
     @property
     def trajectory_over_batched(self) -> float:
         """sync_plus differs from sync in that no trajectory waits for another."""
-        return self.step_s["sync"] / self.step_s["sync_plus"]
+        return self.step_s[Mode.SYNC] / self.step_s[Mode.SYNC_PLUS]
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -80,7 +81,7 @@ def bench_modes(settings: Settings, say: Callable[[str], None]) -> list[Row]:
 def _bench_spread(settings: Settings, std_s: float, root: Path, model: Path, say: Callable[[str], None]) -> Row:
     seconds: defaultdict[str, list[float]] = defaultdict(list)
     for repeat in range(settings.repeats):
-        for mode in MODES:
+        for mode in Mode:
             run_dir = root / f"{mode}-{std_s:g}-{repeat}"
             overrides = [f"mode={mode}", f"steps={settings.steps}", f"seed={repeat}"]
             overrides += ["model.kind=directory", f"model.path={model}", *_latency(settings.mean_s, std_s)]
@@ -94,7 +95,7 @@ def _make_model(root: Path, say: Callable[[str], None]) -> Path:
     """A run of no steps: it makes the base model that all others begin from."""
     say("  making the base model once for all runs")
     _run(root / "model-maker", ["steps=0", "validation.plays=0"])
-    return root / "model-maker" / "model"
+    return RunDir(root / "model-maker").model
 
 
 def _latency(mean_s: float, std_s: float) -> list[str]:
@@ -106,7 +107,7 @@ def _latency(mean_s: float, std_s: float) -> list[str]:
 
 
 def _step_s(run_dir: Path) -> float:
-    times = [line["time_s"] for line in metrics.of_kind(metrics.read(run_dir / "metrics.jsonl"), "step")]
+    times = [line["time_s"] for line in metrics.of_kind(metrics.read(RunDir(run_dir).metrics), "step")]
     return float((times[-1] - times[0]) / (len(times) - 1))
 
 
@@ -119,10 +120,10 @@ def _run(run_dir: Path, overrides: list[str]) -> None:
 
 def table(rows: list[Row]) -> str:
     """Speed-up over sync, one line per spread."""
-    head = f"{'latency std':>12}" + "".join(f"{mode:>12}" for mode in MODES) + f"{'traj/batched':>14}"
+    head = f"{'latency std':>12}" + "".join(f"{mode:>12}" for mode in Mode) + f"{'traj/batched':>14}"
     lines = [head]
     for row in rows:
-        gains = "".join(f"{row.speedup_over_sync[mode]:>11.2f}x" for mode in MODES)
+        gains = "".join(f"{row.speedup_over_sync[mode]:>11.2f}x" for mode in Mode)
         lines.append(f"{row.std_s:>10.2f} s{gains}{row.trajectory_over_batched:>13.2f}x")
     return "\n".join(lines)
 

@@ -61,7 +61,7 @@ class Result(Pairs):
 
 
 def bench_trainer(settings: Settings, say: Say) -> Result:
-    from rollart_hpc.trainers.raw import Ours, Raw, make_model
+    from rollart_hpc.bench.heavy.raw_trainer import Ours, Raw, make_model
 
     config = RunConfig()
     config.trainer.microbatch_tokens = settings.microbatch_tokens

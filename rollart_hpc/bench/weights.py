@@ -1,8 +1,8 @@
 """Weights through relays against the bare collective, and an install against a memcpy. Owns the comparison.
 
 Both sides of a pair move the same bytes over the same collective between the same two processes and take turns, so that
-noise of the machine hits both alike; medians are reported. The measurements themselves are `weights.measure` and
-`engines.exposed`, in processes of their own.
+noise of the machine hits both alike; medians are reported. The measurements themselves are `bench.heavy.relays` and
+`bench.heavy.install`, in processes of their own.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _measure(settings: Settings, collective: str) -> Row:
     total = settings.total_mb << 20
     root = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="rollart-bench-", dir=root) as scratch:
-        command = [sys.executable, "-m", "rollart_hpc.weights.measure", scratch, str(total)]
+        command = [sys.executable, "-m", "rollart_hpc.bench.heavy.relays", scratch, str(total)]
         command += [str(settings.bucket_mb << 20), str(settings.pairs)]
         told = _told(
             [[find_mpiexec(), "-n", "2", *command]] if collective == "mpi" else [[*command, "0"], [*command, "1"]]
@@ -98,7 +98,9 @@ def _measure(settings: Settings, collective: str) -> Row:
 
 def _exposed(pairs: int) -> Exposed:
     with tempfile.TemporaryDirectory(prefix="rollart-bench-") as scratch:
-        told = _told([[sys.executable, "-m", "rollart_hpc.engines.exposed", str(Path(scratch) / "model"), str(pairs)]])
+        told = _told(
+            [[sys.executable, "-m", "rollart_hpc.bench.heavy.install", str(Path(scratch) / "model"), str(pairs)]]
+        )
     return msgspec.convert(told, Exposed)
 
 

@@ -11,14 +11,14 @@ from rollart_hpc.bench import hub as bench_hub
 from rollart_hpc.bench import modes as bench
 from rollart_hpc.bench import trainer as bench_trainer
 from rollart_hpc.bench import weights as bench_weights
-from rollart_hpc.config.schema import MODES
+from rollart_hpc.config.modes import Mode
 from rollart_hpc.errors import SiteError
 from rollart_hpc.launch.leader import find_mpiexec
 
 
 def modes(args: argparse.Namespace) -> int:
     settings = bench.Settings(args.mean, tuple(args.std), args.steps, args.repeats, args.model)
-    num_runs = len(MODES) * len(settings.stds_s) * settings.repeats
+    num_runs = len(Mode) * len(settings.stds_s) * settings.repeats
     print(f"{num_runs} runs of {settings.steps} steps each, one after the other", file=sys.stderr)
     rows = bench.bench_modes(settings, lambda text: print(text, file=sys.stderr, flush=True))
     print(bench.as_json(settings, rows) if args.json else bench.table(rows))

@@ -15,7 +15,6 @@ from typing import cast
 
 from rollart_hpc.cli.status import is_on_cluster, read_status
 from rollart_hpc.config.resolved import read_resolved
-from rollart_hpc.config.rundir import RunDir, open_run_dir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.hardware import CPU, ENGINE_CLASSES
@@ -28,6 +27,7 @@ from rollart_hpc.launch.slurm.cancel import cancel_jobs
 from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.launch.slurm.job import END_S
 from rollart_hpc.launch.supervisor import DRAIN_S
+from rollart_hpc.rundir import RunDir, open_run_dir
 from rollart_hpc.types import Role
 
 _MARGIN_S = 30.0

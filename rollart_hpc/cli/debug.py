@@ -13,7 +13,6 @@ from rollart_hpc.cli.main import main as run_command
 from rollart_hpc.cli.plan import load_for_site
 from rollart_hpc.cli.submit import run_root_of
 from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.rundir import RunDir, new_run_dir, open_run_dir
 from rollart_hpc.errors import RollartError, UserError
 from rollart_hpc.launch.plan import Plan, make_plan
 from rollart_hpc.launch.slurm import record
@@ -27,6 +26,7 @@ from rollart_hpc.launch.slurm.interactive import (
     supervisor_command,
 )
 from rollart_hpc.launch.slurm.script import job_name
+from rollart_hpc.rundir import RunDir, new_run_dir, open_run_dir
 
 
 def debug(args: argparse.Namespace) -> int:
@@ -51,7 +51,7 @@ def debug(args: argparse.Namespace) -> int:
 
 def _sit(run: RunDir, held_by: record.HeldBy) -> int:
     plan, allocation = current_allocation(run)
-    log = run.job_logs / "debug.log"
+    log = run.job_log("debug")
     with supervised(supervisor_command(run, held_by), log, _say):
         Prompt(run, plan, allocation, log).sit()
     return 0

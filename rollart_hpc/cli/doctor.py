@@ -9,13 +9,13 @@ import sys
 from rollart_hpc.cli.submit import run_root_of
 from rollart_hpc.config import packaged
 from rollart_hpc.config.load import load_site
-from rollart_hpc.config.rundir import run_root
+from rollart_hpc.doctor.quick import quick_findings
+from rollart_hpc.doctor.submit import ask_nodes
 from rollart_hpc.errors import EXIT_ENVIRONMENT, UserError
 from rollart_hpc.launch import finding
-from rollart_hpc.launch.doctor.cheap import cheap_findings
-from rollart_hpc.launch.doctor.submit import ask_nodes
 from rollart_hpc.launch.finding import Finding
 from rollart_hpc.launch.slurm.commands import Slurm
+from rollart_hpc.rundir import run_root
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -32,7 +32,7 @@ def doctor(args: argparse.Namespace) -> int:
             for line in finding.lines(found):
                 print(line, flush=True)
 
-    show(cheap_findings(site, root, slurm))
+    show(quick_findings(site, root, slurm))
     if finding.has_failed(shown):
         _say("no job was submitted: first correct what failed")
     elif not args.no_jobs:

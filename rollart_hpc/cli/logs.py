@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rollart_hpc.cli.status import OVER, is_on_cluster, read_status
-from rollart_hpc.config.process import LOG_LINE
-from rollart_hpc.config.rundir import RunDir, open_run_dir
 from rollart_hpc.errors import UserError
 from rollart_hpc.launch.slurm.queue import Queue
-from rollart_hpc.launch.slurm.standing import Ends
+from rollart_hpc.launch.slurm.state import StateWatch
+from rollart_hpc.processes.logs import LOG_LINE
+from rollart_hpc.rundir import RunDir, open_run_dir
 
 FOLLOW_S = 0.5
 
@@ -27,10 +27,10 @@ def logs(args: argparse.Namespace) -> int:
         raise UserError(f"no process of {run.path} is called {args.role!r}", f"there are: {_names(run)}")
     if not shown and not args.follow:
         print("no logs yet", file=sys.stderr)
-    queue, ends = Queue(run) if is_on_cluster(run) else None, Ends()
+    queue, watch = Queue(run) if is_on_cluster(run) else None, StateWatch()
     while args.follow:
         state = read_status(run, queue)["state"]
-        is_over = (ends.believes(state) or queue is None) and state in OVER
+        is_over = (watch.is_stable(state) or queue is None) and state in OVER
         _show_new(run, args.role, readers)
         if is_over:
             break

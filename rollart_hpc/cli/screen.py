@@ -7,8 +7,8 @@ import sys
 from types import TracebackType
 from typing import Any, TextIO
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.observe import metrics
+from rollart_hpc.rundir import RunDir
 
 CLEAR = "\r\x1b[2K"
 WARNINGS = {"task_failed": "failed for the first time", "task_quarantined": "is quarantined"}

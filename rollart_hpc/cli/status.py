@@ -15,7 +15,6 @@ from rollart_hpc.cli.screen import quarantined, status_line
 from rollart_hpc.config import packaged
 from rollart_hpc.config.load import load_site
 from rollart_hpc.config.resolved import read_resolved, read_site
-from rollart_hpc.config.rundir import RunDir, newest_run_dir, open_run_dir
 from rollart_hpc.errors import RollartError, UserError
 from rollart_hpc.files import read_json
 from rollart_hpc.flow.policy import policy_of
@@ -24,9 +23,10 @@ from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.slurm.queue import Queue
 from rollart_hpc.launch.slurm.record import BadNode, Ended, GoodNode
 from rollart_hpc.launch.slurm.record import read as read_records
-from rollart_hpc.launch.slurm.standing import standing
+from rollart_hpc.launch.slurm.state import job_state
 from rollart_hpc.launch.slurm.usage import usage
 from rollart_hpc.observe.status import StalenessStatus, Status, TaskStatus, WeightsStatus, WorkerStatus
+from rollart_hpc.rundir import RunDir, newest_run_dir, open_run_dir
 
 OVER = ("finished", "drained", "failed", "killed", "cancelled")
 
@@ -47,6 +47,10 @@ def status(args: argparse.Namespace) -> int:
     for name, task in current["tasks"].items():
         if task.get("last_error") and not task["quarantined"]:
             print(f"{name} failed last with {task['last_error']}")
+    for name, pool in current["pools"].items():
+        if pool["kv_tokens"] and current["state"] not in OVER:
+            used, tokens = pool["kv_used_tokens"], pool["kv_tokens"]
+            print(f"KV of pool {name}: {used} of {tokens} tokens ({used / tokens:.0%}) on {pool['engines']} engines")
     _print_counts("dropped", current["dropped"])
     _print_counts("lost", {role: count["lost"] for role, count in current["workers"].items()})
     for line in job_lines(run, current):
@@ -102,7 +106,7 @@ def is_on_cluster(run: RunDir) -> bool:
 
 
 def _on_cluster(run: RunDir, current: dict[str, Any], owner: dict[str, Any], queue: Queue) -> dict[str, Any]:
-    state, reason, rows = standing(run, queue)
+    state, reason, rows = job_state(run, queue)
     if not state:
         attempts = (proc["attempt"] for proc in owner.get("procs", {}).values())
         state = _of_controller(run, current, min(attempts, default=0))

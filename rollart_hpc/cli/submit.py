@@ -12,11 +12,10 @@ from rollart_hpc.cli.plan import load_for_site
 from rollart_hpc.cli.screen import LiveScreen, summary
 from rollart_hpc.config.load import Loaded
 from rollart_hpc.config.resolved import read_resolved, read_site
-from rollart_hpc.config.rundir import RUN_ROOT_VARIABLE, RunDir, new_run_dir
 from rollart_hpc.config.site import SiteConfig
+from rollart_hpc.doctor.quick import need_readiness
 from rollart_hpc.errors import RollartError, UserError
 from rollart_hpc.files import read_json
-from rollart_hpc.launch.doctor.cheap import need_readiness
 from rollart_hpc.launch.ownership import read_ownership
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.slurm.commands import Slurm
@@ -27,6 +26,7 @@ from rollart_hpc.launch.slurm.record import read as read_records
 from rollart_hpc.launch.slurm.submit import Request, check_request, submit_again
 from rollart_hpc.launch.slurm.submit import submit as submit_request
 from rollart_hpc.launch.summary import plan_lines
+from rollart_hpc.rundir import RUN_ROOT_VARIABLE, RunDir, new_run_dir
 
 
 def submit(args: argparse.Namespace) -> int:

@@ -10,17 +10,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.types import TokenRecord, WeightsId
 
 if TYPE_CHECKING:
     import torch
 
 Finish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """What an engine is made with."""
+
+    model: Path  # Hugging Face directory: architecture and end-of-turn ids; weights come by an install
+    config: EngineConfig
+    max_len: int  # maximum tokens per trajectory
+    scratch: Path  # for caches of compilers; private to the run
+    store: Path = Path()  # root of the node's weight stores
+    inbox: str = "inbox"  # name of a store of its own there, for weights that its workers can't take as tensors
+    tensor_parallel: int = 1
+    deterministic: bool = False
+    seed: int = 0
+    kv_directory: Path | None = None  # split turns: where KV changes hands on CPU machines; None = no split turns
+    host: str = "127.0.0.1"  # where engines elsewhere reach this one
+
+    @property
+    def on_cpu(self) -> bool:
+        if self.config.device != "auto":
+            return self.config.device == "cpu"
+        import torch
+
+        return not torch.cuda.is_available()
 
 
 @dataclass(slots=True)
@@ -78,6 +105,14 @@ class Engine(Protocol):
     @property
     def device(self) -> torch.device | None:
         """Where weights of a collective are wanted. None: processes of its own join it."""
+
+    @property
+    def kv_tokens(self) -> int:
+        """Capacity of its KV cache in tokens; 0 = unknown, or it has none. Fixed once the engine is made."""
+
+    @property
+    def kv_used_tokens(self) -> int:
+        """As much of the capacity as is taken now. Asked for with every answer: it must be cheap."""
 
     def add(self, request: Request) -> bool:
         """Queue a request. False: the prefix is not held here; ask again with `full`."""

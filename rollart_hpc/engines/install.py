@@ -20,7 +20,7 @@ import torch
 from rollart_hpc.errors import RollartError
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.direct import DirectTarget
-from rollart_hpc.weights.groups import CPU
+from rollart_hpc.weights.process_groups import CPU
 from rollart_hpc.weights.store import NodeStore
 from rollart_hpc.wire.messages import Install, InstallFailed, Message, TransferFailed, TransferJoin
 

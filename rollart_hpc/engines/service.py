@@ -123,17 +123,18 @@ class Service:
         self._in_flight.discard(done.request)
         if done.kv:
             times = done.queue_s, done.prefill_s
-            self._link.send(Prefilled(done.request, done.trajectory, done.kv, done.num_prefill_tokens, *times))
+            used = self._engine.kv_used_tokens
+            self._link.send(Prefilled(done.request, done.trajectory, done.kv, done.num_prefill_tokens, *times, used))
             return
         message = Generated(
             request=done.request,
             trajectory=done.trajectory,
-            finish=done.finish,
             num_prefill_tokens=done.num_prefill_tokens,
             num_decode_tokens=done.num_decode_tokens,
             queue_s=done.queue_s,
             prefill_s=done.prefill_s,
             decode_s=done.decode_s,
+            kv_used_tokens=self._engine.kv_used_tokens,
         )
         self._link.send(message, *done.record.to_frames())
 

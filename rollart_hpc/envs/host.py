@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from rollart_hpc.config.schema import TaskConfig
 from rollart_hpc.envs import talk
-from rollart_hpc.envs.place import Place, Places
+from rollart_hpc.envs.handle import EnvBackend, EnvHandle
 from rollart_hpc.envs.processes import Processes
 from rollart_hpc.envs.threads import Threads
 
@@ -45,7 +45,7 @@ class Lease:
 
     slot: Hashable
     task: str
-    place: Place
+    handle: EnvHandle
     call: talk.Request | None = None  # under way
     called_s: float = 0.0
     number: int = 0  # of the call
@@ -66,7 +66,7 @@ class Host:
         self.processes = Processes(selector, self, _setups(tasks, "process"), slots)
         self._threads = Threads(selector, self, _setups(tasks, "shared"))
         self._leases: dict[Hashable, Lease] = {}
-        self._by_place: dict[int, Lease] = {}
+        self._by_handle: dict[int, Lease] = {}
         self._deadlines: list[tuple[float, int, Hashable]] = []  # when, number of the call, slot
         self._num_calls = 0
         self._happened: list[Happened] = []
@@ -80,8 +80,8 @@ class Host:
 
     def reset(self, slot: Hashable, task: str, seed: int, trouble_seed: int = 0) -> None:
         assert slot not in self._leases, f"slot {slot!r} is in use"
-        place = self._places(task).take(task)
-        self._leases[slot] = self._by_place[id(place)] = Lease(slot, task, place)
+        handle = self._backend(task).take(task)
+        self._leases[slot] = self._by_handle[id(handle)] = Lease(slot, task, handle)
         self._call(slot, talk.Reset(seed, trouble_seed), self._tasks[task].reset_timeout_s)
 
     def step(self, slot: Hashable, response: str) -> None:
@@ -104,7 +104,7 @@ class Host:
             self._fail(lease, "env_crashed", lease.death)
             return
         heapq.heappush(self._deadlines, (lease.called_s + timeout_s, lease.number, slot))
-        lease.place.ask(request)
+        lease.handle.ask(request)
 
     # --- what comes of them ------------------------------------------------------------------------
 
@@ -136,13 +136,13 @@ class Host:
         else:
             self._fail(lease, "env_timeout", f"no answer in {task.turn_timeout_s:g} s")
 
-    def answered(self, place: Place, answer: talk.Answer) -> None:
-        lease = self._by_place.get(id(place))
+    def answered(self, handle: EnvHandle, answer: talk.Answer) -> None:
+        lease = self._by_handle.get(id(handle))
         if lease is None or lease.call is None:
             # An answer nobody asked for: the environment's process is not to be trusted any further.
             if lease is not None:
                 lease.death = "it spoke out of turn"
-            self._places(place.task).remove(place)
+            self._backend(handle.task).remove(handle)
             return
         if isinstance(answer, talk.Raised):
             status = "reset_failed" if isinstance(lease.call, talk.Reset) else "env_error"
@@ -154,8 +154,8 @@ class Host:
             Happened(lease.slot, "turn", answer.observation, answer.done, answer.outcome, seconds=seconds)
         )
 
-    def died(self, place: Place, detail: str) -> None:
-        lease = self._by_place.get(id(place))
+    def died(self, handle: EnvHandle, detail: str) -> None:
+        lease = self._by_handle.get(id(handle))
         if lease is None:
             return
         if lease.call is None:
@@ -171,14 +171,14 @@ class Host:
         )
 
     def _end(self, lease: Lease, *, reusable: bool) -> None:
-        del self._leases[lease.slot], self._by_place[id(lease.place)]
-        places = self._places(lease.task)
+        del self._leases[lease.slot], self._by_handle[id(lease.handle)]
+        backend = self._backend(lease.task)
         if reusable and not lease.death:
-            places.give_back(lease.place)
+            backend.give_back(lease.handle)
         else:
-            places.remove(lease.place)
+            backend.remove(lease.handle)
 
-    def _places(self, task: str) -> Places:
+    def _backend(self, task: str) -> EnvBackend:
         return self.processes if self._tasks[task].isolation == "process" else self._threads
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from rollart_hpc.envs import forkserver, talk
-from rollart_hpc.envs.place import Listener, Place
+from rollart_hpc.envs.handle import EnvHandle, Listener
 from rollart_hpc.errors import SiteError
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ CONTROL_TIMEOUT_S = 10.0
 READ_BYTES = 1 << 16
 
 
-class Child:
+class EnvProcess:
     """The worker's end of one environment process."""
 
     def __init__(self, processes: Processes, number: int, task: str, channel: socket.socket) -> None:
@@ -53,30 +53,30 @@ class Processes:
         self._listener = listener
         self._setups = setups
         self._limit = limit
-        self._children: dict[int, Child] = {}
-        self._idle: defaultdict[str, list[Child]] = defaultdict(list)
+        self._children: dict[int, EnvProcess] = {}
+        self._idle: defaultdict[str, list[EnvProcess]] = defaultdict(list)
         self._next_number = 0
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    # --- places --------------------------------------------------------------------------------
+    # --- handles --------------------------------------------------------------------------------
 
-    def take(self, task: str) -> Place:
+    def take(self, task: str) -> EnvHandle:
         if self._idle[task]:
             return self._idle[task].pop()
         if len(self._children) >= self._limit:
             self._remove_an_idle_one()
         return self._spawn(task)
 
-    def give_back(self, place: Place) -> None:
-        assert isinstance(place, Child)
-        if place.number in self._children:
-            self._idle[place.task].append(place)
+    def give_back(self, handle: EnvHandle) -> None:
+        assert isinstance(handle, EnvProcess)
+        if handle.number in self._children:
+            self._idle[handle.task].append(handle)
 
-    def remove(self, place: Place) -> None:
-        assert isinstance(place, Child)
-        if self._forget(place):
-            self._order(forkserver.Kill(place.number))
+    def remove(self, handle: EnvHandle) -> None:
+        assert isinstance(handle, EnvProcess)
+        if self._forget(handle):
+            self._order(forkserver.Kill(handle.number))
 
     @property
     def pids(self) -> list[int]:
@@ -99,11 +99,11 @@ class Processes:
 
     # --- children ------------------------------------------------------------------------------
 
-    def _spawn(self, task: str) -> Child:
+    def _spawn(self, task: str) -> EnvProcess:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self._next_number += 1
-        child = Child(self, self._next_number, task, ours)
+        child = EnvProcess(self, self._next_number, task, ours)
         self._children[child.number] = child
         self._selector.register(ours, selectors.EVENT_READ, partial(self._ready, child))
         self.send(child, talk.pack(self._setups[task]))
@@ -111,7 +111,7 @@ class Processes:
             self._order(forkserver.Spawn(child.number), theirs.fileno())
         return child
 
-    def send(self, child: Child, data: bytes) -> None:
+    def send(self, child: EnvProcess, data: bytes) -> None:
         """Never blocks: what the channel does not take now leaves when it is ready again."""
         child.unsent += data
         with contextlib.suppress(BlockingIOError, ConnectionError):
@@ -120,11 +120,11 @@ class Processes:
         if child.unsent:
             self._watch(child, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
-    def _watch(self, child: Child, events: int) -> None:
+    def _watch(self, child: EnvProcess, events: int) -> None:
         with contextlib.suppress(KeyError):  # not watched any more: its end was read already
             self._selector.modify(child.channel, events, partial(self._ready, child))
 
-    def _ready(self, child: Child) -> None:
+    def _ready(self, child: EnvProcess) -> None:
         if child.number not in self._children:
             return  # removed by another event of the same round
         if child.unsent:
@@ -132,7 +132,7 @@ class Processes:
             self.send(child, b"")
         self._read(child)
 
-    def _read(self, child: Child) -> None:
+    def _read(self, child: EnvProcess) -> None:
         try:
             data = child.channel.recv(READ_BYTES)
         except BlockingIOError:
@@ -151,7 +151,7 @@ class Processes:
             self.remove(child)
             self._listener.died(child, str(error))
 
-    def _forget(self, child: Child) -> bool:
+    def _forget(self, child: EnvProcess) -> bool:
         if self._children.pop(child.number, None) is None:
             return False
         if child in self._idle[child.task]:
@@ -230,13 +230,13 @@ class Processes:
         elif isinstance(report, forkserver.Gone) and report.number in self._children:
             self._gone(self._children[report.number], describe(report.code))
 
-    def _gone(self, child: Child, detail: str) -> None:
+    def _gone(self, child: EnvProcess, detail: str) -> None:
         while child.number in self._children and self._is_watched(child):
             self._read(child)  # an answer it sent before it died still counts
         if self._forget(child):
             self._listener.died(child, detail)
 
-    def _is_watched(self, child: Child) -> bool:
+    def _is_watched(self, child: EnvProcess) -> bool:
         """False once its end was read."""
         try:
             return self._selector.get_key(child.channel) is not None

@@ -24,9 +24,9 @@ import jinja2.ext
 import jinja2.sandbox
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from rollart_hpc.errors import UserError
+from rollart_hpc.model_files import end_ids, load_tokenizer, read_settings, token_text
 
 Chat = list[dict[str, str]]
 MARK = "\u2063rollart\u2063"  # stands for an answer; invisible separators, so no template reacts to it
@@ -37,11 +37,11 @@ class Renderer:
     """Template and tokenizer of one model directory. Stateless: shared by all trajectories."""
 
     def __init__(self, model_dir: Path) -> None:
-        settings = _read_json(model_dir / "tokenizer_config.json")
-        self._tokenizer = _load_tokenizer(model_dir / "tokenizer.json")
-        self._special = {name: _token_text(settings[name]) for name in SPECIAL_TOKENS if settings.get(name)}
+        settings = read_settings(model_dir / "tokenizer_config.json")
+        self._tokenizer = load_tokenizer(model_dir / "tokenizer.json")
+        self._special = {name: token_text(settings[name]) for name in SPECIAL_TOKENS if settings.get(name)}
         self._template = _compile(_find_template(model_dir, settings))
-        self.end_ids = self._find_end_ids(model_dir)
+        self.end_ids = end_ids(model_dir, self._tokenizer)
 
     def text(self, chat: Chat) -> str:
         """The whole conversation, up to where the policy is to answer."""
@@ -60,15 +60,6 @@ class Renderer:
 
     def token_text(self, token: int) -> str:
         return self._tokenizer.id_to_token(token) or ""
-
-    def _find_end_ids(self, model_dir: Path) -> frozenset[int]:
-        """Every id at which an engine may stop."""
-        found: set[int] = set()
-        for name in ("generation_config.json", "config.json"):
-            ids = _read_json(model_dir / name).get("eos_token_id")
-            found.update([ids] if isinstance(ids, int) else ids or [])
-        own = self._tokenizer.token_to_id(self._special.get("eos_token", ""))
-        return frozenset(found if own is None else found | {own})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +123,6 @@ def _assistant(text: str) -> dict[str, str]:
 # --- files of a model directory --------------------------------------------------------------------
 
 
-def _load_tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
-        raise UserError(f"{path} is missing", "env workers need a fast tokenizer; save the model's with transformers")
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the Rust side raises bare Exception
-        raise UserError(f"{path}: {error}", "save the model's tokenizer again") from None
-
-
 def _find_template(model_dir: Path, settings: dict[str, Any]) -> str:
     file = model_dir / "chat_template.jinja"
     if file.is_file():
@@ -182,17 +164,3 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _token_text(token: str | dict[str, Any]) -> str:
-    return token if isinstance(token, str) else str(token["content"])
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path}: {error}", "it must hold JSON") from None
-    return content

@@ -18,8 +18,8 @@ import jinja2
 
 from rollart_hpc.config.schema import TaskConfig
 from rollart_hpc.envs.host import Happened, Host
-from rollart_hpc.envs.play import Trajectory
 from rollart_hpc.envs.render import Renderer
+from rollart_hpc.envs.trajectory import EnvTrajectory
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.types import Frame, TokenRecord
 from rollart_hpc.wire.link import Link
@@ -45,7 +45,7 @@ class Service:
         self._link = link
         self._tracer = tracer
         self._selector = selector
-        self._playing: dict[str, Trajectory] = {}  # by trajectory; the host's slot is the Trajectory itself
+        self._playing: dict[str, EnvTrajectory] = {}  # by trajectory; the host's slot is the EnvTrajectory itself
         self._traced: set[tuple[str, str]] = set()  # task and exception of the tracebacks that were logged
         self._stopped = False
 
@@ -91,7 +91,7 @@ class Service:
             detail = f"unknown task {play.task!r}"
             self._link.send(Ended(play.trajectory, play.issue, "reset_failed", detail, 0, 0, []), b"", b"", b"", b"")
             return
-        trajectory = Trajectory(play, self._tasks[play.task], self._renderer)
+        trajectory = EnvTrajectory(play, self._tasks[play.task], self._renderer)
         self._playing[play.trajectory] = trajectory
         # Another issue of the same trajectory must not run into the same injected crash again.
         trouble_seed = crc32(f"{play.trajectory}/{play.sample_seed}/{play.issue}".encode())
@@ -125,7 +125,7 @@ class Service:
 
     def _happened(self, happened: Happened) -> None:
         trajectory = happened.slot
-        assert isinstance(trajectory, Trajectory)
+        assert isinstance(trajectory, EnvTrajectory)
         if self._playing.get(trajectory.play.trajectory) is not trajectory:
             return  # cancelled in the same round
         is_reset = trajectory.num_turns == 0
@@ -143,18 +143,18 @@ class Service:
             return
         self._go_on(trajectory, happened, is_reset)
 
-    def _go_on(self, trajectory: Trajectory, happened: Happened, is_reset: bool) -> None:
+    def _go_on(self, trajectory: EnvTrajectory, happened: Happened, is_reset: bool) -> None:
         if happened.done:
             self._end(trajectory, happened)
         elif trajectory.room >= 1:
-            wanted, ids = trajectory.wanted(happened.seconds)
+            wanted, ids = trajectory.wanted()
             self._link.send(wanted, ids)
         elif is_reset:
             self._fail(trajectory, f"the first prompt leaves no room below max_tokens = {trajectory.task.max_tokens}")
         else:
             self._host.finish(trajectory)
 
-    def _account(self, trajectory: Trajectory, happened: Happened, is_reset: bool) -> None:
+    def _account(self, trajectory: EnvTrajectory, happened: Happened, is_reset: bool) -> None:
         if is_reset:
             trajectory.reset_s = happened.seconds
         else:
@@ -165,10 +165,10 @@ class Service:
 
     # --- ends --------------------------------------------------------------------------------------
 
-    def _fail(self, trajectory: Trajectory, detail: str) -> None:
+    def _fail(self, trajectory: EnvTrajectory, detail: str) -> None:
         self._end(trajectory, Happened(trajectory, "failed", status="env_error", detail=detail))
 
-    def _end(self, trajectory: Trajectory, last: Happened) -> None:
+    def _end(self, trajectory: EnvTrajectory, last: Happened) -> None:
         ended, frames = trajectory.ended(last)
         if ended.status != "done":
             log.info("%s: %s: %s", ended.trajectory, ended.status, ended.detail)
@@ -182,6 +182,6 @@ class Service:
             self._traced.add(kind)
             log.warning("the first %s of task %s:\n%s", kind[1], task, failed.trace.rstrip())
 
-    def _drop(self, trajectory: Trajectory) -> None:
+    def _drop(self, trajectory: EnvTrajectory) -> None:
         del self._playing[trajectory.play.trajectory]
         self._host.release(trajectory)

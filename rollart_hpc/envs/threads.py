@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from rollart_hpc.envs import talk
 from rollart_hpc.envs.child import Player
-from rollart_hpc.envs.place import Listener, Place
+from rollart_hpc.envs.handle import EnvHandle, Listener
 from rollart_hpc.wire.wakeup import Wakeup
 
 
@@ -45,18 +45,18 @@ class Threads:
         self._wakeup = Wakeup()
         selector.register(self._wakeup.fd, selectors.EVENT_READ, self._collect)
 
-    def take(self, task: str) -> Place:
+    def take(self, task: str) -> EnvHandle:
         if self._idle[task]:
             return self._idle[task].pop()
         return Room(task, Player(self._setups[task]), self)
 
-    def give_back(self, place: Place) -> None:
-        assert isinstance(place, Room)
-        self._idle[place.task].append(place)
+    def give_back(self, handle: EnvHandle) -> None:
+        assert isinstance(handle, Room)
+        self._idle[handle.task].append(handle)
 
-    def remove(self, place: Place) -> None:
-        assert isinstance(place, Room)
-        place.left = True
+    def remove(self, handle: EnvHandle) -> None:
+        assert isinstance(handle, Room)
+        handle.left = True
 
     def submit(self, room: Room, request: talk.Request) -> None:
         with self._lock:

@@ -6,25 +6,34 @@ makes alpha = 0 exactly synchronous and keeps engines from over-producing.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 
 from rollart_hpc.flow import events as ev
+from rollart_hpc.flow.ages import Ages
 from rollart_hpc.flow.batches import Batches
 from rollart_hpc.flow.mix import TaskMix
-from rollart_hpc.flow.plays import Plays
 from rollart_hpc.flow.policy import Policy
 from rollart_hpc.flow.state import Group, State, Tally, Trajectory
+from rollart_hpc.flow.trajectories import Trajectories
+
+BURST = 16  # groups opened per event at most
 
 
 class Admission:
-    def __init__(self, policy: Policy, tally: Tally, mix: TaskMix, plays: Plays, batches: Batches) -> None:
-        self.policy, self.tally, self.mix, self.plays, self.batches = policy, tally, mix, plays, batches
+    def __init__(
+        self, policy: Policy, tally: Tally, mix: TaskMix, trajectories: Trajectories, batches: Batches
+    ) -> None:
+        self.policy, self.tally, self.mix, self.trajectories, self.batches = policy, tally, mix, trajectories, batches
         self.groups: dict[int, Group] = {}
+        self.ages = Ages()
         self.num_groups = 0
         self.next_index: Counter[str] = Counter()  # of each task's groups: decides their seeds
         self.is_due = True  # something has changed since the last look
         self._taken_back: set[tuple[str, int]] = set()  # (task, index) of groups that a checkpoint kept
         self._completed = 0
+        self._num_alive: Counter[str] = Counter()  # groups of each task
+        self._incomplete: list[int] = []  # a heap of group ids, some of them complete or gone by now
         self._reset_failures: Counter[str] = Counter()  # in a row
         self._dropped_groups: Counter[str] = Counter()  # in a row
 
@@ -34,10 +43,15 @@ class Admission:
             return
         self.is_due = False
         missing = self._wanted(version)
-        missing.subtract(Counter(group.task for group in self.groups.values()))
+        missing.subtract(self._num_alive)
+        left = BURST
         while any(count > 0 for count in missing.values()):
             for task in self.policy.tasks:
                 if missing[task] > 0:
+                    if not left:
+                        self.is_due = True
+                        return
+                    left -= 1
                     missing[task] -= 1
                     self._open(task, version, attempt)
 
@@ -68,7 +82,8 @@ class Admission:
         self.next_index[task] += 1
         group = Group(self.num_groups, task, index, version)
         self.num_groups += 1
-        self.groups[group.id] = group
+        self._keep(group)
+        heapq.heappush(self._incomplete, group.id)
         for member in range(self.policy.group_size + self.policy.redundancy):
             trajectory = Trajectory(
                 id=f"a{attempt}.g{group.id}.m{member}",
@@ -79,13 +94,26 @@ class Admission:
                 group=group,
             )
             group.members.append(trajectory)
-            self.plays.enter(trajectory)
+            self.trajectories.enter(trajectory)
+
+    def _keep(self, group: Group) -> None:
+        self.groups[group.id] = group
+        self._num_alive[group.task] += 1
+
+    def forget(self, group: Group) -> None:
+        """It has trained, or is dropped."""
+        del self.groups[group.id]
+        self._num_alive[group.task] -= 1
+        self.ages.remove(group)
+        self.is_due = True
 
     def take_back(self, group: Group) -> None:
         """A complete group from a checkpoint."""
-        self.groups[group.id] = group
+        self._keep(group)
         self._taken_back.add((group.task, group.index))
-        self.plays.all.update({member.id: member for member in group.members})
+        for member in group.members:
+            self.trajectories.take_back(member)
+        self.ages.note(group)
         self.batches.add(group)
 
     def scored(self, group: Group) -> None:
@@ -94,9 +122,10 @@ class Admission:
             return
         for surplus in [m for m in group.members if m.state is not State.SCORED]:
             self.tally.dropped["surplus"] += 1
-            self.plays.leave(surplus, "surplus")
+            self.trajectories.leave(surplus, "surplus")
         group.members = done
         group.complete = True
+        self.ages.note(group)
         group.completed_as, self._completed = self._completed, self._completed + 1
         rejected = self.policy.tasks[group.task].group_filter == "same_reward" and len({m.reward for m in done}) == 1
         if rejected:
@@ -107,16 +136,14 @@ class Admission:
             self._dropped_groups[group.task] = 0
             self.batches.add(group)
 
-    def drop(self, group: Group, reason: str) -> None:
+    def drop(self, group: Group, reason: str, *, is_counted: bool = True) -> None:
         self.tally.dropped[reason] += len(group.members)
         for member in group.members:
-            self.plays.leave(member, reason)
-        del self.groups[group.id]
-        self.is_due = True
-        if group in self.batches.buffer:
-            self.batches.buffer.remove(group)
+            self.trajectories.leave(member, reason)
+        self.forget(group)
+        self.batches.discard(group)
         was_too_slow = reason == "group_stale" and not group.complete
-        if was_too_slow or reason in ("group_filtered", "group_failed"):
+        if is_counted and (was_too_slow or reason in ("group_filtered", "group_failed")):
             self._dropped_groups[group.task] += 1
             error = f": {self.tally.tasks[group.task].last_error}" if reason == "group_failed" else ""
             what = f"groups in a row were dropped, the last as {reason}{error}"
@@ -128,9 +155,10 @@ class Admission:
             return
         tally.quarantined = True
         tally.quarantine_reason = f"{failures[task]} {what}"
-        self.plays.emit(ev.Warn("task_quarantined", task, tally.quarantine_reason))
+        self.trajectories.emit(ev.Warn("task_quarantined", task, tally.quarantine_reason))
         self.mix.remove(task, self.batches.step, self.batches.taken_by_task())
-        for group in [g for g in self.groups.values() if g.task == task and g not in self.batches.taken]:
+        self.batches.look_again()
+        for group in [g for g in self.groups.values() if g.task == task and g.id not in self.batches.taken]:
             self.drop(group, "quarantined")
 
     def reset_failed(self, task: str) -> None:
@@ -141,16 +169,59 @@ class Admission:
     def reset_worked(self, task: str) -> None:
         self._reset_failures[task] = 0
 
+    # --- age ---------------------------------------------------------------------------------
+
     def is_stale(self, group: Group) -> bool:
         """Too old for every step that is still to come."""
         version = group.version
         return version is not None and version < self.batches.next_step - self.policy.alpha
 
     def sweep_stale(self) -> None:
-        for group in list(self.groups.values()):
-            waits = group in self.batches.buffer
-            if (waits or self.policy.abort_stale) and group not in self.batches.taken and self.is_stale(group):
-                self.drop(group, "group_stale")
+        counted: set[str] = set()
+        for group in self.ages.older_than(self.batches.next_step - self.policy.alpha):
+            # Dropping one may set its task aside, and with it the others that were found.
+            is_due = group.id in self.groups and self.is_stale(group)
+            if is_due and (self.policy.abort_stale or group.id in self.batches.buffer):
+                # One step that leaves many slow groups behind is one failure of their task, not many in a row.
+                self.drop(group, "group_stale", is_counted=group.task not in counted)
+                counted.add(group.task)
+
+    def oldest_start(self, group: Group, version: int) -> int:
+        """The oldest version that a trajectory of this group may begin on, while the trainer is at `version`.
+
+        An older start leaves fewer steps to train in. It is allowed while these steps have a place for it: as many as
+        their batches hold, less the groups that are as old and need one too.
+        """
+        oldest = self.batches.next_step - self.policy.alpha
+        if self.policy.in_order:
+            return max(group.admitted_version, oldest)
+        if group.indexed_at is not None:
+            return max(min(group.indexed_at, version), oldest)
+        start = version
+        while start > oldest and self._has_place(group.task, start - 1):
+            start -= 1
+        return start
+
+    def _has_place(self, task: str, version: int) -> bool:
+        """In the batches that groups as old as `version` can still train in."""
+        first, last = self.batches.next_step, min(version + self.policy.alpha, self.policy.steps - 1)
+        places = sum(self.mix.quota(step).get(task, 0) for step in range(first, last + 1))
+        if first == self.batches.step:
+            places -= self.batches.num_taken(task)
+        return self.ages.num_up_to(version, task) < places
+
+    def take(self, groups: list[Group]) -> None:
+        """A batch has them: their step is settled."""
+        for group in groups:
+            self.ages.remove(group)
+
+    def give_back(self, groups: list[Group]) -> None:
+        """The batch that had them is abandoned."""
+        for group in groups:
+            self.ages.note(group)
 
     def oldest_incomplete(self) -> int:
-        return min((g.id for g in self.groups.values() if not g.complete), default=self.num_groups)
+        heap = self._incomplete
+        while heap and (heap[0] not in self.groups or self.groups[heap[0]].complete):
+            heapq.heappop(heap)
+        return heap[0] if heap else self.num_groups

@@ -1,6 +1,6 @@
 """The flow of a run as a state machine: events in, commands out. No socket, no clock, no torch.
 
-    task mix -> group -> trajectories (plays) -> scored -> group complete -> buffer -> batch -> step
+    task mix -> group -> trajectories -> scored -> group complete -> buffer -> batch -> step
              -> new policy_version -> engines (publish) -> admission of new groups
 
 Who waits for what:
@@ -23,17 +23,18 @@ from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.admission import Admission
 from rollart_hpc.flow.batches import Batches
 from rollart_hpc.flow.mix import TaskMix
-from rollart_hpc.flow.plays import Hooks, Plays
 from rollart_hpc.flow.policy import Policy
 from rollart_hpc.flow.publish import Publisher
 from rollart_hpc.flow.routing import Router
 from rollart_hpc.flow.snapshot import groups_of, snapshot_of
-from rollart_hpc.flow.state import PLAYING, Failure, Group, State, Tally, TaskTally, Trajectory, Worker
+from rollart_hpc.flow.state import Failure, Group, State, Tally, TaskTally, Trajectory, Worker
+from rollart_hpc.flow.trajectories import Hooks, Trajectories
 from rollart_hpc.flow.validate import Validator
 from rollart_hpc.types import WeightsId
 
 # Events that bring a run forward; a retry that fails for ever is none.
-MOVES = (ev.Generated, ev.Prefilled, ev.Ended, ev.Scored, ev.Committed, ev.Installed, ev.Saved)
+MOVES = {ev.Generated, ev.Prefilled, ev.Ended, ev.Scored, ev.Committed, ev.Installed, ev.Saved}
+NEVER = 1 << 60  # a version that no engine has
 
 
 class Core:
@@ -46,24 +47,26 @@ class Core:
         self.saving: int | None = None
         self.saved_version = -1
         self._first_step = 0
+        self._now = 0.0
         self._batch_size = policy.groups_per_step * policy.group_size
         self.workers: dict[str, Worker] = {}
         self.tally = Tally(tasks={task: TaskTally() for task in policy.tasks})
         self.mix = TaskMix({name: task.weight for name, task in policy.tasks.items()}, policy.groups_per_step)
         self.validator = Validator(policy)
         self._out: list[ev.Command] = []
-        self.router = Router(policy, self.tally, self._may_serve)
-        hooks = Hooks(self._on_reset, self._on_turn, self._on_scored, self._on_failed)
-        self.plays = Plays(policy, self.tally, self.workers, self.router, self._emit, hooks)
+        self.router = Router(policy, self.tally, self._emit, self._usable_version, self._oldest_version, self._on_idle)
+        hooks = Hooks(self._on_reset, self._on_turn, self._on_begun, self._on_scored, self._on_failed)
+        self.trajectories = Trajectories(policy, self.tally, self.workers, self.router, self._emit, hooks)
         self.batches = Batches(policy, self.mix, self._emit, lambda: self.admission.oldest_incomplete())  # noqa: PLW0108 - made below
-        self.admission = Admission(policy, self.tally, self.mix, self.plays, self.batches)
+        self.admission = Admission(policy, self.tally, self.mix, self.trajectories, self.batches)
         self.groups = self.admission.groups
-        self.publisher = Publisher(policy, self.tally, self.workers, self._emit, self._may_install)
+        self.publisher = Publisher(policy, self.tally, self.workers, self._emit, self._may_install, self._changed)
         self._handlers = {
             ev.Joined: self._joined, ev.Lost: self._lost, ev.Tick: self._tick,
-            ev.TurnWanted: self.plays.turn_wanted, ev.Generated: self.plays.generated,
-            ev.Prefilled: self.plays.prefilled, ev.PrefixMissing: self.plays.prefix_missing, ev.Ended: self.plays.ended,
-            ev.Scored: self.plays.scored, ev.ScoreFailed: self.plays.score_failed,
+            ev.GoOn: lambda _: None, ev.TurnWanted: self.trajectories.turn_wanted,
+            ev.Generated: self.trajectories.generated, ev.Prefilled: self.trajectories.prefilled,
+            ev.PrefixMissing: self.trajectories.prefix_missing, ev.Ended: self.trajectories.ended,
+            ev.Scored: self.trajectories.scored, ev.ScoreFailed: self.trajectories.score_failed,
             ev.BatchWanted: self._batch_wanted, ev.Committed: self._committed, ev.Saved: self._saved,
             ev.Published: self._published, ev.Held: self._held, ev.TransferReady: self._transfer_ready,
             ev.TransferFailed: self._transfer_failed, ev.TransferSent: self._transfer_sent,
@@ -76,13 +79,33 @@ class Core:
         """Take in one event; the commands are to be carried out in order."""
         if self.stopped:
             return []
-        self._handlers[type(event)](event)  # type: ignore[operator]
-        if isinstance(event, MOVES) and getattr(event, "status", "done") == "done":
+        kind = type(event)
+        self._handlers[kind](event)  # type: ignore[operator]
+        if kind in MOVES and getattr(event, "status", "done") == "done":
             self.tally.progress += 1
         if not self.stopped:
             self._advance()
         out, self._out = self._out, []
         return out
+
+    @property
+    def has_backlog(self) -> bool:
+        """More can be done at once: `GoOn` does it, when nothing else has happened."""
+        return not self.stopped and (self.trajectories.has_backlog or (self.admission.is_due and self._may_admit()))
+
+    def settle(self, event: ev.Event) -> list[ev.Command]:
+        """Take in one event and all that follows from it, for callers without other events to attend to."""
+        out = self.handle(event)
+        while self.has_backlog:
+            out += self.handle(ev.GoOn())
+        return out
+
+    def is_expected(self, trajectory: str, issue: int) -> bool:
+        """The environment's next word of this play is awaited: it is not that of a worker given up meanwhile."""
+        return self.trajectories.is_stepping(trajectory, issue)
+
+    def has_request(self, request: int) -> bool:
+        return request in self.trajectories.requests
 
     def _emit(self, command: ev.Command) -> None:
         self._out.append(command)
@@ -94,20 +117,33 @@ class Core:
             self._stop("failed", f"all tasks are quarantined: {'; '.join(each)}")
             return
         self._validate_if_due()
-        if self.publisher.newest is not None and not self.validator.blocks_training and not self.draining:
+        if self.admission.is_due and self._may_admit():
             self.admission.admit(self.version, self.attempt)
-        self.plays.pump()
-        if self.batches.fill():
-            self.admission.sweep_stale()
+        self.trajectories.pump()
+        taken = self.batches.fill()
+        if taken:
+            self.admission.take(taken)
+            if self.batches.is_closed:
+                self._look_at_ages()
         self._finish_if_done()
+
+    def _may_admit(self) -> bool:
+        return self.publisher.newest is not None and not self.validator.blocks_training and not self.draining
+
+    def _look_at_ages(self) -> None:
+        """The next step is another one: what is too old for it goes, and engines may be too old as well."""
+        self.admission.sweep_stale()
+        self.router.look_again()
 
     # --- membership --------------------------------------------------------------------------
 
     def _joined(self, event: ev.Joined) -> None:
         if event.worker in self.workers:
             self._lost(ev.Lost(event.worker, "replaced"))
-        worker = Worker(event.worker, event.role, event.node, event.pool, event.capacity, event.num_ranks)
+        what = event.role, event.node, event.pool, event.capacity, event.num_ranks, event.kv_tokens, event.speed
+        worker = Worker(event.worker, *what)
         self.workers[event.worker] = worker
+        self.trajectories.joined(worker)
         if event.role == "engine":
             self.router.join(worker)
         if event.role == "trainer" and event.capacity > 0:
@@ -118,12 +154,13 @@ class Core:
         worker = self.workers.pop(event.worker, None)
         if worker is None:
             return
-        self.router.engines.pop(worker.name, None)
-        self.plays.lost(worker)
+        if worker.role == "engine":
+            self.router.leave(worker)
+        self.trajectories.lost(worker)
         if self.publisher.trainer is worker:
             self.publisher.trainer = None
             self.saving = None
-            self.batches.abandon()
+            self.admission.give_back(self.batches.abandon())
         self.publisher.lost(worker)
 
     def _trainer_joined(self, worker: Worker, event: ev.Joined) -> None:
@@ -139,22 +176,24 @@ class Core:
         self._first_step = version
         self.saved_version = version if version == self.saved_version else -1
         self.admission.is_due = True
-        self.batches.abandon()
+        self.admission.give_back(self.batches.abandon())
         self.batches.step = version
         self.publisher.restored()
-        self.plays.recall_requests()
+        for engine in self.router.engines.values():
+            self.router.changed(engine)
+        self.trajectories.recall_requests()
         for group in list(self.groups.values()):
             if group.newest_version > version:
                 self.admission.drop(group, "rolled_back")
         self.admission.trim(version, "rolled_back")
         is_void = self.validator.roll_back(version)
-        for trajectory in [t for t in self.plays.all.values() if not t.is_training]:
+        for trajectory in [t for t in self.trajectories.all.values() if not t.is_training]:
             if is_void or trajectory.last_version > version:
                 self.tally.dropped["validation_rolled_back"] += 1
             if is_void:
-                self.plays.leave(trajectory, "rolled_back")
+                self.trajectories.leave(trajectory, "rolled_back")
             elif trajectory.last_version > version:
-                self.plays.again(trajectory)
+                self.trajectories.again(trajectory)
 
     # --- trajectories ------------------------------------------------------------------------
 
@@ -167,6 +206,10 @@ class Core:
             self.admission.drop(group, "group_stale")
             return False
         return True
+
+    def _on_begun(self, trajectory: Trajectory) -> None:
+        if trajectory.group is not None:
+            self.admission.ages.note(trajectory.group)
 
     def _on_scored(self, trajectory: Trajectory) -> None:
         if trajectory.group is None:
@@ -199,37 +242,46 @@ class Core:
             if group.failures > limit * len(group.members):
                 self.admission.drop(group, "group_failed")
                 return
-        self.plays.again(trajectory, self.plays.backoff_s(trajectory.failures))
+        self.trajectories.again(trajectory, self.trajectories.backoff_s(trajectory.failures))
 
     # --- engines -----------------------------------------------------------------------------
 
-    def _may_serve(self, engine: Worker, trajectory: Trajectory) -> bool:
-        """An engine more than alpha behind gets no requests; one that installs only when idle must finish first."""
+    def _usable_version(self, engine: Worker) -> int | None:
+        """What it generates with; None if it has no weights of this attempt."""
         installed = engine.installed
-        if installed is None or installed.attempt != self.attempt:
-            return False
-        if engine.installing is not None and (self.policy.install_idle or self.policy.direct):
-            return False
-        validation = self.validator.running
-        has_begun = trajectory.engine and trajectory.first_version >= 0
-        if validation is not None and not trajectory.is_training and not has_begun:
-            return installed.version >= validation.version
-        if installed.version < self._oldest_start(trajectory):
-            return False
-        if not self.policy.install_idle:
-            return installed.version >= self.version - self.policy.alpha
-        has_begun_here = trajectory.engine == engine.name
-        return has_begun_here or installed == self.publisher.newest == WeightsId(self.attempt, self.version)
+        return installed.version if installed is not None and installed.attempt == self.attempt else None
 
-    def _oldest_start(self, trajectory: Trajectory) -> int:
-        """A trajectory that has yet to begin must not be stale before its group can train."""
-        if trajectory.group is None or trajectory.first_version >= 0:
-            return 0
-        return max(trajectory.group.admitted_version, self.batches.next_step - self.policy.alpha)
+    def _oldest_version(self, trajectory: Trajectory, is_home: bool) -> int:
+        """The oldest version that may serve its turn, on the engine that holds it (`is_home`) or on another one.
+
+        An engine more than alpha behind gets no requests. One that installs only when idle serves what it holds to the
+        end, and begins nothing before it has the newest version.
+        """
+        policy = self.policy
+        has_begun = trajectory.first_version >= 0
+        validation = self.validator.running
+        if validation is not None and not trajectory.is_training and not has_begun:
+            return validation.version
+        group = trajectory.group
+        oldest = 0 if has_begun or group is None else self.admission.oldest_start(group, self.version)
+        if not policy.install_idle:
+            return max(oldest, self.version - policy.alpha)
+        if is_home:
+            return oldest
+        newest = self.publisher.newest
+        is_published = newest is not None and newest == (self.attempt, self.version)
+        return max(oldest, self.version) if is_published else NEVER
+
+    def _on_idle(self, engine: Worker) -> None:
+        self.publisher.is_idle(engine)
+
+    def _changed(self, worker: Worker) -> None:
+        if worker.role == "engine":
+            self.router.changed(worker)
 
     def _may_install(self, engine: Worker) -> bool:
         foreign = engine.installed is None or engine.installed.attempt != self.attempt
-        return foreign or not self.policy.install_idle or engine.active == 0
+        return foreign or not self.policy.install_idle or not engine.trajectories
 
     # --- training ----------------------------------------------------------------------------
 
@@ -238,9 +290,9 @@ class Core:
         if trainer is None or event.version != self.version or self.version >= self.policy.steps:
             return
         if self.batches.trainer:  # it forgot what it was given: start the batch over
-            self.batches.abandon()
+            self.admission.give_back(self.batches.abandon())
         self.batches.open(self.version, trainer.name)
-        self.admission.sweep_stale()
+        self._look_at_ages()
 
     def _committed(self, event: ev.Committed) -> None:
         if event.version != self.version + 1 or not self.batches.is_closed:
@@ -255,7 +307,7 @@ class Core:
         self.version = event.version
         self.admission.is_due = True
         self.mix.forget_before(max(self.saved_version, 0))  # a restore goes back that far
-        self.admission.sweep_stale()
+        self._look_at_ages()
         every = self.policy.checkpoint_every
         if self.draining or (every and self.version % every == 0):
             self._save()
@@ -264,8 +316,8 @@ class Core:
         self.tally.tasks[group.task].groups += 1
         for member in group.members:
             self.tally.staleness[self.version - member.first_version] += 1
-            self.plays.forget(member)
-        del self.groups[group.id]
+            self.trajectories.forget(member)
+        self.admission.forget(group)
 
     def _published(self, event: ev.Published) -> None:
         if event.weights.attempt == self.attempt:
@@ -296,6 +348,7 @@ class Core:
             self.tally.exposed_s += event.exposed_s
             self.tally.install_bytes += event.num_bytes
             self.publisher.installed(self.workers[event.engine], event.weights)
+            self._be_patient()
 
     def _install_failed(self, event: ev.InstallFailed) -> None:
         if event.engine in self.workers:
@@ -308,12 +361,12 @@ class Core:
         ready = newest == WeightsId(self.attempt, self.version) and not self.draining
         if ready and self.validator.is_due(self.version):
             for trajectory in self.validator.begin(self.version, list(self.mix.tasks), self.attempt):
-                self.plays.enter(trajectory)
+                self.trajectories.enter(trajectory)
 
     def _validated(self, trajectory: Trajectory, has_failed: bool = False) -> None:
         done = self.validator.add(trajectory, has_failed)
         trajectory.state = State.GONE
-        self.plays.forget(trajectory)
+        self.trajectories.forget(trajectory)
         if done is not None:
             self._emit(ev.ValidationDone(done.version))
 
@@ -359,13 +412,20 @@ class Core:
 
     def _stop(self, state: str, reason: str) -> None:
         self.stopped = state
-        self.tally.dropped["run_ended"] += sum(t.is_training for t in self.plays.all.values())
+        self.tally.dropped["run_ended"] += sum(t.is_training for t in self.trajectories.all.values())
         self._emit(ev.StopRun(state, reason))
 
     def _tick(self, event: ev.Tick) -> None:
-        self.plays.now = event.now
-        self.plays.expire_scores()
-        self.publisher.retry()
+        self._now = event.now
+        self.trajectories.tick(event.now)
+        self.publisher.tick(event.now)
+        self._be_patient()
+
+    def _be_patient(self) -> None:
+        is_patient = self._now < self.publisher.patient_until_s
+        if self.router.is_patient and not is_patient:
+            self.router.look_again()
+        self.router.is_patient = is_patient
 
     # --- snapshot ----------------------------------------------------------------------------
 
@@ -387,6 +447,3 @@ class Core:
             else:
                 self.tally.dropped["no_place"] += len(group.members)
         self.admission.trim(self.version, "no_place")
-
-    def num_playing(self) -> int:
-        return sum(t.state in PLAYING for t in self.plays.all.values())

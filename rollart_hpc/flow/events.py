@@ -25,6 +25,8 @@ class Joined:
     attempt: int = 1
     version: int = -1  # trainer: the version it loaded
     num_ranks: int = 1  # engine: its places in a direct transfer
+    kv_tokens: int = 0  # engine: how many tokens its KV cache holds; 0 = unknown
+    speed: float = 1.0  # engine: relative to others of the same capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class TurnWanted:
     trajectory: str
     issue: int
     turn: int
+    num_tokens: int = 0  # of the prompt: all that the engine must have of this trajectory
+    max_new_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,6 @@ class Ended:
     issue: int
     status: str
     num_turns: int = 0
-    num_tokens: int = 0
     detail: str = ""  # of a failure
 
 
@@ -79,7 +82,6 @@ class Scored:
     issue: int
     reward: float
     success: bool
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +166,15 @@ class Tick:
     now: float
 
 
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """Nothing has happened: do what the last event left over (`Core.has_backlog`)."""
+
+
 Event = (
     Joined | Lost | TurnWanted | Generated | Prefilled | PrefixMissing | Ended | Scored | ScoreFailed | BatchWanted
     | Committed | Saved | Published | Held | TransferReady | TransferFailed | TransferSent | Installed | InstallFailed
-    | DrainWanted | Tick
+    | DrainWanted | Tick | GoOn
 )  # fmt: skip
 
 # --- commands --------------------------------------------------------------------------------
@@ -181,8 +188,6 @@ class Play:
     task: str
     seed: int
     sample_seed: int
-    temperature: float
-    purpose: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +261,7 @@ class SendChunk:
     trainer: str
     step: int
     index: int
-    groups: tuple[int, ...]
+    groups: tuple[Group, ...]
     last: bool
 
 

@@ -1,19 +1,11 @@
-"""What the core obeys. Owns the five modes as presets of one set of switches; reads no file.
-
-| mode      | alpha | environments | rewards       | weights arrive        | stale ones          |
-|-----------|-------|--------------|---------------|-----------------------|---------------------|
-| sync      | 0     | in lockstep  | after rollout | between batches       | -                   |
-| sync_plus | 0     | free         | at once       | between batches       | -                   |
-| one_off   | 1     | free         | at once       | between trajectories  | -                   |
-| areal     | a     | free         | at once       | in mid-request        | dropped at batching |
-| rollart   | a     | free         | at once       | in mid-request        | aborted at any turn |
-"""
+"""What the core obeys: the run's numbers under the switches of its mode (`config.modes`). Reads no file."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from rollart_hpc.config.modes import preset_of
 from rollart_hpc.config.schema import RunConfig
 
 
@@ -68,24 +60,19 @@ def _hash(text: str) -> int:
 
 def policy_of(config: RunConfig) -> Policy:
     """The preset of `config.mode` over the run's numbers."""
-    flow, mode = config.flow, config.mode
-    is_sync = mode in ("sync", "sync_plus")
-    alpha = 0 if is_sync else 1 if mode == "one_off" else flow.alpha
-    may_stream = flow.streaming and config.algorithm.estimator == "grpo"
+    preset = preset_of(config.mode)
+    flow = replace(config.flow, **preset.forced)
     return Policy(
         tasks={name: TaskPolicy(t.weight, t.affinity, t.group_filter, t.split) for name, t in config.tasks.items()},
         steps=config.steps,
         groups_per_step=flow.groups_per_step,
         group_size=flow.group_size,
-        alpha=alpha,
-        redundancy=flow.redundancy if mode == "rollart" else 0,
-        redundant_groups=flow.redundant_groups if mode == "rollart" else 0,
-        streaming=may_stream and mode == "rollart",
+        alpha=flow.alpha,
+        redundancy=flow.redundancy,
+        redundant_groups=flow.redundant_groups,
+        streaming=flow.streaming and config.algorithm.estimator == "grpo",
         in_order=config.deterministic,
-        lockstep=mode == "sync",
-        rewards_last=mode == "sync",
-        abort_stale=mode == "rollart",
-        install_idle=is_sync or mode == "one_off",
+        **preset.switches,
         direct=config.weights.transport == "direct",
         collective=config.weights.collective,
         pools=frozenset(name for name, pool in config.pools.items() if pool.engines),

@@ -13,7 +13,9 @@ MEMBER_KEYS = ("id", "seed", "sample_seed", "first_version", "last_version", "re
 
 
 def snapshot_of(core: Core) -> dict[str, Any]:
-    complete = sorted(core.batches.taken + core.batches.buffer, key=lambda group: group.completed_as)
+    complete = sorted(
+        (*core.batches.taken.values(), *core.batches.buffer.values()), key=lambda group: group.completed_as
+    )
     return {
         "version": core.version,
         "num_groups": core.admission.num_groups,

@@ -5,7 +5,7 @@ A trajectory walks through `State`; every way out that is not SCORED is counted 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field, fields
 from enum import Enum, auto
 from typing import Any
@@ -53,10 +53,17 @@ class Trajectory:
     issue: int = 0
     state: State = State.QUEUED
     env: str = ""
-    engine: str = ""  # where its KV lies
+    engine: str = ""  # holds its KV: decodes it, or serves it as a whole
+    prefiller: str = ""  # split turns: holds its KV on the other side
+    server: str = ""  # the engine that has its request
     request: int = -1
     kv: str = ""  # split turns: where the prefilled KV of this turn can be had
     turn: int = 0
+    num_tokens: int = 0  # of its prompt, as the turn that waits or runs has it
+    turn_tokens: int = 0  # the same and what the turn may add
+    footprint: int = 0  # tokens of KV that an engine sets aside for it
+    place: int = 0  # in the router's queues; 0 = in none
+    planned_version: int = -1  # of the engine that was asked for its first tokens
     first_version: int = -1  # start_version: that of its first sampled token
     last_version: int = -1
     reward: float = 0.0
@@ -82,12 +89,12 @@ class Group:
     failures: int = 0
     complete: bool = False
     completed_as: int = 0  # order of completion
+    version: int | None = None  # the oldest start version; None while nothing was sampled
+    indexed_at: int | None = None  # the same, or the version it is about to begin on: see `Ages`
 
     @property
-    def version(self) -> int | None:
-        """The oldest start version; None while nothing was sampled."""
-        started = [m.first_version for m in self.members if m.first_version >= 0]
-        return min(started, default=None)
+    def num_scored(self) -> int:
+        return sum(m.state is State.SCORED for m in self.members)
 
     @property
     def newest_version(self) -> int:
@@ -102,15 +109,29 @@ class Worker:
     pool: str
     capacity: int
     num_ranks: int = 1
+    kv_tokens: int = 0  # engines: how many tokens their KV cache holds; 0 = unknown
+    speed: float = 1.0  # engines: relative to others of the same capacity
     load: int = 0  # credits spent
+    trajectories: dict[str, Trajectory] = field(default_factory=dict)  # that it plays, holds the KV of, or scores
+    held_tokens: int = 0  # engines: footprints of their trajectories
+    running_tokens: int = 0  # engines: of their requests, with what these may add
+    waiting: deque[tuple[int, Trajectory]] = field(default_factory=deque)  # engines: turns of their trajectories
     installed: WeightsId | None = None  # engines: acknowledged
     installing: WeightsId | None = None
     held: WeightsId | None = None  # relays: newest held
-    active: int = 0  # engines: trajectories that have begun on it and not ended
 
     @property
     def room(self) -> int:
         return self.capacity - self.load
+
+    @property
+    def weight(self) -> float:
+        """Its fair share of a pool's trajectories, relative to other engines."""
+        return self.capacity * self.speed
+
+    @property
+    def occupancy(self) -> float:
+        return len(self.trajectories) / self.weight
 
 
 @dataclass(slots=True)

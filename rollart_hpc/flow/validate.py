@@ -65,13 +65,13 @@ class Validator:
         return self.running is not None and self.running.alone
 
     def is_due(self, version: int) -> bool:
-        if not self.policy.validation_plays or self.running is not None or self.has(version):
+        if not self.policy.validation_plays or self.running is not None:
             return False
         every = self.policy.validation_every
-        return version in (0, self.policy.steps) or (every > 0 and version % every == 0)
+        return (version in (0, self.policy.steps) or (every > 0 and version % every == 0)) and not self.has(version)
 
     def has(self, version: int) -> bool:
-        return any(v.version == version for v in self.done)
+        return any(v.version == version for v in reversed(self.done))
 
     def begin(self, version: int, tasks: list[str], attempt: int) -> list[Trajectory]:
         plays = self.policy.validation_plays

@@ -9,20 +9,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from rollart_hpc.config.process import PARENT_VARIABLE
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import EXIT_USER, SiteError, UserError
 from rollart_hpc.files import FILE_MODE, disk_errors, point
 from rollart_hpc.launch.command import environment, python
 from rollart_hpc.launch.failures import describe, last_error, quoted_tail
 from rollart_hpc.launch.preloaded import ForkedProcess, NotPreloaded, Preloaded
+from rollart_hpc.processes.lifetime import PARENT_VARIABLE
+from rollart_hpc.rundir import RunDir
 
 SAY_EVERY_S = 5.0
 _MODULE = "rollart_hpc.trainers.base_model"
 # It ends with this process, whatever ends this process.
 _MAKE = (
-    "import runpy; from rollart_hpc.config.process import end_with_parent; end_with_parent();"
+    "import runpy; from rollart_hpc.processes.lifetime import end_with_parent; end_with_parent();"
     f"runpy.run_module('{_MODULE}', run_name='__main__', alter_sys=True)"
 )
 
@@ -42,7 +42,7 @@ def prepare_model(run: RunDir, config: RunConfig, say: Say, preloaded: Preloaded
 
 
 def _make_tiny(run: RunDir, say: Say, preloaded: Preloaded | None) -> None:
-    log = run.path / "base_model.log"
+    log = run.base_model_log
     with disk_errors(log):
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, FILE_MODE)
     try:

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import rollart_hpc
-from rollart_hpc.config.process import PARENT_VARIABLE
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.launch.plan import Proc
 from rollart_hpc.launch.process import Order
+from rollart_hpc.processes.lifetime import PARENT_VARIABLE
+from rollart_hpc.rundir import RunDir
 
 _PACKAGE_PARENT = str(Path(rollart_hpc.__file__).resolve().parent.parent)
 

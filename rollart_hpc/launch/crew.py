@@ -9,13 +9,13 @@ import selectors
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.launch.command import role_command, role_environment
 from rollart_hpc.launch.ownership import write_ownership
 from rollart_hpc.launch.place import Place
 from rollart_hpc.launch.plan import Proc
 from rollart_hpc.launch.process import Child, Order
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Role
 
 RELAY_WORLD = "relays"

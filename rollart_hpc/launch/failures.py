@@ -8,10 +8,10 @@ import signal
 import time
 from pathlib import Path
 
-from rollart_hpc.config.process import LOG_LINE, LOG_TIME_FORMAT
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import EXIT_USER, RollartError, SiteError, UserError
 from rollart_hpc.launch.process import Child
+from rollart_hpc.processes.logs import LOG_LINE, LOG_TIME_FORMAT
+from rollart_hpc.rundir import RunDir
 
 _TAIL_BYTES = 64 << 10
 _FULL_BYTES = 64 << 10

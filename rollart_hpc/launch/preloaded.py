@@ -14,11 +14,13 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollart_hpc.config.forking import Fork, Forked, Reap, Reaped, read_answer, write
-from rollart_hpc.config.process import PARENT_VARIABLE
+from rollart_hpc.backends.declaration import Backend
+from rollart_hpc.backends.registry import find
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.launch.command import environment, python
 from rollart_hpc.launch.process import open_log
+from rollart_hpc.processes.forking import Fork, Forked, Reap, Reaped, read_answer, write
+from rollart_hpc.processes.lifetime import PARENT_VARIABLE
 from rollart_hpc.types import Role
 
 _NVIDIA = Path("/dev/nvidiactl")
@@ -29,26 +31,35 @@ class NotPreloaded(Exception):
 
 
 def preloaded_roles(config: RunConfig) -> frozenset[Role]:
-    """Those that import what the preloaded process has imported. None where they may use a GPU: never tried."""
+    """Those that are forked. None where they may use a GPU, which was never tried, or where backends share little."""
     devices = {config.engine.device, config.trainer.device}
     if "cuda" in devices or (_NVIDIA.exists() and "auto" in devices):
         return frozenset()
-    if config.engine.kind == "torch":
-        return frozenset(("relay", "engine", "trainer"))
-    if config.trainer.kind == "fsdp":
-        return frozenset(("relay", "trainer"))
-    return frozenset()  # for relays and the torch of megatron's ranks alone it would import too much
+    backends = [backend for backend in _backends(config) if backend.is_forkable]
+    if not any(backend.imports for backend in backends):
+        return frozenset()  # for relays and torch alone it would import too much
+    return frozenset({"relay", *(backend.role for backend in backends)})
+
+
+def preloaded_kinds(config: RunConfig) -> tuple[str, ...]:
+    """What the preloaded process imports: see `roles.imports`."""
+    forkable = (backend for backend in _backends(config) if backend.is_forkable)
+    return ("relay", "base_model", *(f"{backend.role}.{backend.kind}" for backend in forkable))
+
+
+def _backends(config: RunConfig) -> tuple[Backend, Backend]:
+    return find("engine", config.engine.kind), find("trainer", config.trainer.kind)
 
 
 class Preloaded:
-    def __init__(self, log: Path) -> None:
-        """Starts to import at once; the first order waits until that is done."""
+    def __init__(self, log: Path, kinds: tuple[str, ...]) -> None:
+        """Starts to import for `kinds` at once; the first order waits until that is done."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._variables = environment()
         output = open_log(log)
         try:
             self._popen = subprocess.Popen(
-                python("-m", "rollart_hpc.roles.preloaded", str(theirs.fileno())),
+                python("-m", "rollart_hpc.roles.preloaded", str(theirs.fileno()), *kinds),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

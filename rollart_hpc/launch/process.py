@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from rollart_hpc.config.process import seat_incarnation
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import FILE_MODE, disk_errors
 from rollart_hpc.launch.plan import Proc
+from rollart_hpc.processes.lifetime import seat_incarnation
 
 
 def new_incarnation() -> str:

@@ -27,15 +27,13 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 from rollart_hpc import __version__
-from rollart_hpc.config.process import EXIT_DRAINED
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.errors import EXIT_ENVIRONMENT, EXIT_USER, RollartError, SiteError
+from rollart_hpc.errors import EXIT_DRAINED, EXIT_ENVIRONMENT, EXIT_USER, RollartError, SiteError
 from rollart_hpc.files import append_line, read_json
 from rollart_hpc.launch import failures
 from rollart_hpc.launch.crew import Crew
-from rollart_hpc.launch.elastic import Elastic, Hands
-from rollart_hpc.launch.elastic_local import LocalHands, is_elastic
+from rollart_hpc.launch.elastic.local import LocalWorkers, is_elastic
+from rollart_hpc.launch.elastic.scaling import Elastic, ElasticWorkers
 from rollart_hpc.launch.ownership import write_ownership
 from rollart_hpc.launch.place import LocalPlace, Place
 from rollart_hpc.launch.plan import CONTROLLER, Plan
@@ -43,6 +41,7 @@ from rollart_hpc.launch.process import Child, new_incarnation, wait_for
 from rollart_hpc.launch.restarts import RestoreBudget, RoleBudget
 from rollart_hpc.launch.signals import Signals
 from rollart_hpc.launch.watchdog import Watchdog
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire.keys import load_client, make_keys
 from rollart_hpc.wire.link import Link, LinkClosed
 from rollart_hpc.wire.messages import Drain, Exited, Hello, Message, Silent, Warned
@@ -74,16 +73,17 @@ class Supervisor:
         plan: Plan,
         screen: Screen,
         place: Place | None = None,
-        hands: Hands | None = None,
+        elastic_workers: ElasticWorkers | None = None,
     ) -> None:
-        """`place`: where processes are started, `hands`: who starts elastic workers; this machine if none is given."""
+        """`place` starts processes, `elastic_workers` elastic ones; on this machine if none is given."""
         self.why: Why = ""  # the run was asked to end: by a signal, or because its time is up
         self._place = place or LocalPlace()
         self._run, self._config, self._plan, self._screen = run, config, plan, screen
         self._selector = selectors.DefaultSelector()
         self._signals = Signals()
         self._crew = Crew(run, config, self._place, self._selector, self._ended)
-        self._elastic = Elastic(config.reward, hands or LocalHands(self._crew, config.reward.elastic), self._note)
+        elastic_workers = elastic_workers or LocalWorkers(self._crew, config.reward.elastic)
+        self._elastic = Elastic(config.reward, elastic_workers, self._note)
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._roles = RoleBudget(config.restarts.per_role)
         self._restores = RestoreBudget(config.restarts.attempts)

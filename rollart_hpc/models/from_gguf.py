@@ -41,7 +41,7 @@ _OF_LAYER = {
 _INDIVIDUAL_DIGITS = ("smollm", "starcoder", "refact", "command-r")  # tokenizers that cut numbers into digits
 
 
-class Shape(NamedTuple):
+class ModelShape(NamedTuple):
     heads: int
     kv_heads: int
     head_dim: int
@@ -53,7 +53,7 @@ def write_directory(source: Path, directory: Path) -> None:
 
     reader = open_gguf(source)
     config = _config(reader)
-    shape = Shape(config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"])
+    shape = ModelShape(config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"])
     save_file(dict(_tensors(reader, shape)), directory / "model.safetensors", metadata={"format": "pt"})
     _write_json(directory / "config.json", config)
     ends = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -110,7 +110,7 @@ def _config(reader: GGUFReader) -> dict[str, Any]:
 # --- tensors ---------------------------------------------------------------------------------------
 
 
-def _tensors(reader: GGUFReader, shape: Shape) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def _tensors(reader: GGUFReader, shape: ModelShape) -> Iterator[tuple[str, NDArray[np.float32]]]:
     from gguf import dequantize
 
     for tensor in reader.tensors:

@@ -18,8 +18,7 @@ from rollart_hpc.observe.page import fold, page, pair
 from rollart_hpc.observe.sections import Run
 from rollart_hpc.observe.status import Cluster, Status, read_status
 from rollart_hpc.observe.timeline import read_run
-
-REPORT = "report.html"
+from rollart_hpc.rundir import RunDir
 
 
 def write_report(run_dir: Path, state: str | None = None) -> Path:
@@ -27,18 +26,18 @@ def write_report(run_dir: Path, state: str | None = None) -> Path:
     run = _load(run_dir)
     if state is not None:
         run.status.state = state
-    target = run_dir / REPORT
+    target = RunDir(run_dir).report
     write_atomic(target, render(run))
     return target
 
 
 def _load(run_dir: Path) -> Run:
+    paths = RunDir(run_dir)
     try:
-        status = read_status(run_dir / "status.json") or Status()
+        status = read_status(paths.status) or Status()
     except SiteError as error:
         status = Status(reason=error.what)
-    lines = metrics.read(run_dir / "metrics.jsonl")
-    config = run_dir / "config.yaml"
+    lines = metrics.read(paths.metrics)
     return Run(
         path=run_dir,
         status=status,
@@ -46,9 +45,9 @@ def _load(run_dir: Path) -> Run:
         steps=metrics.surviving_steps(lines),
         validations=metrics.surviving_validations(lines),
         events=metrics.of_kind(lines, "event"),
-        spans=read_run(run_dir.glob("attempts/*/trace")),
-        cluster=_cluster(run_dir / "cluster.json"),
-        config=config.read_text(errors="replace") if config.exists() else "",
+        spans=read_run(paths.traces(attempt) for attempt in paths.attempt_numbers()),
+        cluster=_cluster(paths.cluster),
+        config=paths.config.read_text(errors="replace") if paths.config.exists() else "",
     )
 
 

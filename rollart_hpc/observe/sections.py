@@ -198,9 +198,15 @@ def pools(run: Run) -> str:
     sub = f"share of each task's requests by hardware class; {run.status.fallbacks} fallbacks"
     chart = bars(stacks, share=True) + "<h3>Tokens per task</h3>" + bars(tokens, share=True)
     sub += "".join(f"; {pool} = partition {name}" for pool, name in run.cluster.partitions.items())
+    peaks = {pool: max(step.get("kv_used", {}).get(pool, 0.0) for step in run.steps) for pool in _kv_pools(run)}
+    sub += "".join(f"; {pool}: at most {share:.0%} of its KV in use" for pool, share in peaks.items())
     for name, hours in run.cluster.gpu_hours.items():
         sub += f"; GPU-hours on {name}: {hours.given:.2f}, of which idle {hours.idle:.2f}"
     return section("Share of each pool per task", sub, chart)
+
+
+def _kv_pools(run: Run) -> list[str]:
+    return sorted({pool for step in run.steps for pool in step.get("kv_used", {})})
 
 
 def _largest(shares: dict[str, float]) -> str:

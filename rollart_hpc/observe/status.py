@@ -43,6 +43,12 @@ class WorkerStatus(msgspec.Struct):
     left: int = 0  # in good order: elastic workers without work, all of an attempt that ended before this one
 
 
+class PoolStatus(msgspec.Struct):
+    engines: int = 0  # alive
+    kv_tokens: int = 0  # capacity of their KV caches together, of those that know it
+    kv_used_tokens: int = 0  # as each reported it last
+
+
 class WeightsStatus(msgspec.Struct):
     transport: str = ""
     collective: str = ""  # between relays, as asked for
@@ -83,6 +89,7 @@ class Status(msgspec.Struct):
     split_fallbacks: int = 0  # turns of split tasks that one engine had to serve alone
     stray_requests: int = 0  # outside their task's pool while that was alive: stays 0
     workers: dict[str, WorkerStatus] = {}
+    pools: dict[str, PoolStatus] = {}
     weights: WeightsStatus = msgspec.field(default_factory=WeightsStatus)
     wait: WaitStatus = msgspec.field(default_factory=WaitStatus)
     refused: dict[str, int] = {}

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from rollart_hpc.observe.trace import category
+from rollart_hpc.rundir import trace_file
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ def _lives(trace_dirs: Iterable[Path]) -> list[list[Path]]:
     """Trace directories by controller: an attempt without one restored only the trainer, under the clock before it."""
     lives: list[list[Path]] = []
     for directory in sorted(trace_dirs, key=_natural):
-        if lives and not (directory / f"{CONTROLLER}.jsonl").exists():
+        if lives and not trace_file(directory, CONTROLLER).exists():
             lives[-1].append(directory)
         else:
             lives.append([directory])

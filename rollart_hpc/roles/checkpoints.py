@@ -13,10 +13,10 @@ from typing import Any
 
 import xxhash
 
-from rollart_hpc.config.rundir import COMMITTED, RunDir
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import make_directory, write_json
 from rollart_hpc.roles.payloads import Payloads
+from rollart_hpc.rundir import COMMITTED, RunDir
 
 CORE, BUFFER = "core.json", "buffer.bin"
 
@@ -34,8 +34,8 @@ def begin(run: RunDir, snapshot: dict[str, Any], payloads: Payloads) -> Path:
 
 def commit(run: RunDir, version: int, attempt: int, keep: int) -> Path:
     directory, final = run.unfinished_checkpoint(version), run.checkpoint(version)
-    seals = {name: _checksum(directory / name) for name in (CORE, BUFFER)}
-    write_json(directory / COMMITTED, {"version": version, "attempt": attempt, "checksums": seals})
+    checksums = {name: _checksum(directory / name) for name in (CORE, BUFFER)}
+    write_json(directory / COMMITTED, {"version": version, "attempt": attempt, "checksums": checksums})
     aside = final.with_suffix(".old")
     if final.exists():  # of a rolled-back attempt
         shutil.rmtree(aside, ignore_errors=True)
@@ -54,9 +54,9 @@ def abandon(run: RunDir, version: int) -> None:
 def load(directory: Path, payloads: Payloads) -> dict[str, Any]:
     """The core's snapshot; buffered payloads go into the store. Nothing is read before all of it is verified."""
     try:
-        seals = json.loads((directory / COMMITTED).read_text())["checksums"]
+        checksums = json.loads((directory / COMMITTED).read_text())["checksums"]
         for name in (CORE, BUFFER):
-            if seals[name] != _checksum(directory / name):
+            if checksums[name] != _checksum(directory / name):
                 raise ValueError(f"{name} is not what was written")
         snapshot: dict[str, Any] = json.loads((directory / CORE).read_text())
         payloads.load(directory / BUFFER)

@@ -8,6 +8,7 @@ Starts without torch. Exit codes: 0 finished, 3 failed, 5 drained.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -18,19 +19,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
-from rollart_hpc.config.process import raise_file_limit
-from rollart_hpc.config.rundir import RunDir
-from rollart_hpc.errors import RollartError, SiteError
+from rollart_hpc.errors import EXIT_DRAINED, EXIT_ENVIRONMENT, RollartError, SiteError
 from rollart_hpc.files import write_json
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
 from rollart_hpc.flow.policy import policy_of
-from rollart_hpc.flow.state import State
+from rollart_hpc.processes.lifetime import raise_file_limit
 from rollart_hpc.roles import checkpoints
 from rollart_hpc.roles.journal import Journal
 from rollart_hpc.roles.payloads import TRANSCRIPT, Payloads, chunk_frames
 from rollart_hpc.roles.start import Start, run_role
 from rollart_hpc.roles.translate import event_of, message_of
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Frame, Role
 from rollart_hpc.wire import keys, members
 from rollart_hpc.wire import messages as ms
@@ -39,7 +39,7 @@ from rollart_hpc.wire.interfaces import address_of
 
 TICK_S = 0.2
 FAREWELL_S = 15.0
-EXIT_OF = {"finished": 0, "failed": 3, "drained": 5}
+EXIT_OF = {"finished": 0, "failed": EXIT_ENVIRONMENT, "drained": EXIT_DRAINED}
 
 log = logging.getLogger("rollart_hpc.controller")
 
@@ -50,7 +50,7 @@ class Controller:
         self.payloads = Payloads()
         saved = checkpoints.load(start.checkpoint, self.payloads) if start.checkpoint else None
         self.core = Core(policy_of(start.config), start.attempt, saved)
-        self.payloads.keep_only(self.core.plays.all)
+        self.payloads.keep_only(self.core.trajectories.all)
         self.hub = _listen(address_of(start.control), start.ports, keys.load_server(start.run.keys(start.attempt)))
         timeouts = start.config.timeouts
         self.members = members.Members(
@@ -76,7 +76,7 @@ class Controller:
 
     def run(self) -> int:
         while not self.ending:
-            self._receive(max(0.0, self._next_tick - time.monotonic()))
+            self._receive(0.0 if self.core.has_backlog else max(0.0, self._next_tick - time.monotonic()))
             self._tick_if_due()
         self._farewell()
         return EXIT_OF[self.ending]
@@ -86,6 +86,9 @@ class Controller:
     def _receive(self, timeout_s: float) -> None:
         for name, message, frames in self.hub.poll(timeout_s):
             self._take(name, message, frames)
+            self._settle()
+        if self.core.has_backlog:
+            self.pending.append(ev.GoOn())
             self._settle()
 
     def _take(self, name: str, message: ms.AnyMessage, frames: list[Frame]) -> None:
@@ -99,7 +102,7 @@ class Controller:
             return
         if isinstance(message, ms.Warned):
             self.hub.send("supervisor", message)
-        self.journal.saw(message)
+        self.journal.saw(name, message)
         self._keep(message, frames)
         if event is not None:
             self.pending.append(event)
@@ -107,23 +110,18 @@ class Controller:
     def _keep(self, message: ms.AnyMessage, frames: list[Frame]) -> None:
         """Payloads wait here until a command names them."""
         if isinstance(message, ms.TurnWanted):
-            if self._is_current(message):
+            if self.core.is_expected(message.trajectory, message.issue):
                 self.payloads.turns[message.trajectory] = (message, frames)
         elif isinstance(message, ms.Ended):
-            if self._is_current(message):
+            if self.core.is_expected(message.trajectory, message.issue):
                 self.payloads.ended[message.trajectory] = (message, frames)
         elif isinstance(message, ms.Generated):
-            if message.request in self.core.plays.requests:
+            if self.core.has_request(message.request):
                 self.payloads.answers[message.trajectory] = (message, frames)
         elif isinstance(message, ms.Committed):
             self._commit = message
         elif isinstance(message, ms.Saved):
             self._saved(message)
-
-    def _is_current(self, message: ms.TurnWanted | ms.Ended) -> bool:
-        """Not the word of a worker that was given up meanwhile: its payload must not replace its successor's."""
-        play = self.core.plays.all.get(message.trajectory)
-        return play is not None and play.issue == message.issue and play.state is State.STEPPING
 
     def _member(self, change: members.Joined | members.Lost) -> None:
         hello = change.hello
@@ -132,7 +130,8 @@ class Controller:
             self.journal.joined(hello)
             role = cast(Role, hello.role)  # checked by members
             place = hello.node, hello.pool, hello.capacity
-            self.pending.append(ev.Joined(hello.name, role, *place, hello.attempt, hello.version, hello.num_ranks))
+            engine = hello.num_ranks, hello.kv_tokens, hello.speed
+            self.pending.append(ev.Joined(hello.name, role, *place, hello.attempt, hello.version, *engine))
         else:
             self.journal.gone(hello, change.reason, change.is_leaving)
             if change.is_silent:
@@ -198,7 +197,7 @@ class Controller:
     def _send_chunk(self, c: ev.SendChunk) -> None:
         items = [
             self.payloads.chunk_item(member.id, group.id, group.task, member.reward)
-            for group in (self.core.groups[number] for number in c.groups)
+            for group in c.groups
             for member in group.members
         ]
         chunk, frames = chunk_frames(items, c.step, c.index, c.last)
@@ -228,6 +227,7 @@ class Controller:
         else:
             checkpoints.commit(self.run_dir, message.version, self.core.attempt, self.config.checkpoint.keep)
             self.journal.event("checkpoint", str(message.version))
+            gc.collect()
 
     def _warn(self, c: ev.Warn) -> None:
         log.warning("%s: %s: %s", c.what, c.task, c.detail)
@@ -271,9 +271,20 @@ def _announce(start: Start, controller: Controller) -> None:
         os.close(start.ready_fd)
 
 
+def _spare_turns_the_collector() -> None:
+    """A full collection looks at every live object: with 10,000 trajectories all turns would wait some 100 ms for it.
+
+    The core leaves no cycles behind, so that a full one is made only where everybody waits anyway, at a checkpoint.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 50, 1_000_000)
+
+
 def main(start: Start) -> int:
     raise_file_limit()
     controller = Controller(start)
+    _spare_turns_the_collector()
     _announce(start, controller)
     return controller.run()
 

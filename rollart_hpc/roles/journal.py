@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.files import append_line, mend
 from rollart_hpc.flow import events as ev
@@ -32,7 +31,9 @@ from rollart_hpc.observe.status import (
     write_status,
 )
 from rollart_hpc.observe.trace import Tracer
+from rollart_hpc.roles.kv_use import KvUse
 from rollart_hpc.roles.roll import JOINED, LEFT, LOST, Roll
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire import messages as ms
 
 STATUS_EVERY_S = 1.0
@@ -47,6 +48,7 @@ class Journal:
         self.tracer.set_offset(0.0)
         mend(run.ledger)
         self._roll = _earlier_roll(run)
+        self._kv = KvUse()
         self._spent_s: defaultdict[str, float] = defaultdict(float)  # of all processes together, since the last step
         self._moved_s = 0.0  # publishing and passing on weights
         self._moved_bytes = 0
@@ -71,8 +73,11 @@ class Journal:
     def joined(self, hello: ms.Hello) -> None:
         detail = f"{hello.role} on {hello.node}, pid {hello.pid}"
         self.event(JOINED, hello.name, detail, role=hello.role)
+        if hello.role == "engine":
+            self._kv.joined(hello.name, hello.pool, hello.kv_tokens)
 
     def gone(self, hello: ms.Hello, reason: str, is_leaving: bool) -> None:
+        self._kv.left(hello.name)
         self.event(LEFT if is_leaving else LOST, hello.name, reason, role=hello.role)
 
     def event(self, what: str, name: str, detail: str = "", role: str = "") -> None:
@@ -80,13 +85,16 @@ class Journal:
         self.metrics.event(what, time_s=self.time_s, name=name, detail=detail, **more)
         self._roll.see(what, role, detail)
 
-    def saw(self, message: ms.Message) -> None:
-        """Where time went, as the processes tell it in passing."""
+    def saw(self, name: str, message: ms.Message) -> None:
+        """Where time and KV went, as the processes tell it in passing."""
         match message:
             case ms.Generated():
+                self._kv.saw(name, message.kv_used_tokens)
                 self._spent_s["queue"] += message.queue_s
                 self._spent_s["prefill"] += message.prefill_s
                 self._spent_s["decode"] += message.decode_s
+            case ms.Prefilled():
+                self._kv.saw(name, message.kv_used_tokens)
             case ms.Ended():
                 self._spent_s["environment"] += message.reset_s + message.env_s
             case ms.Scored():
@@ -115,6 +123,7 @@ class Journal:
             "staleness": {str(k): v for k, v in sorted(_staleness(record).items())},
             **_means(record),
             "spent_s": dict(self._spent_s),
+            "kv_used": self._kv.take_peaks(),
             "metrics": commit.metrics,
         }
         self._spent_s.clear()
@@ -205,8 +214,8 @@ class Journal:
             attempt=core.attempt,
             time_s=self.time_s,
             tokens_per_s=self._tokens_per_s,
-            playing=core.num_playing(),
-            to_score=core.plays.num_to_score,
+            playing=core.trajectories.num_playing,
+            to_score=core.trajectories.num_to_score,
             progress=tally.progress,
             checkpoint=core.saved_version,
             validating=core.validator.running.version if core.validator.running else None,
@@ -222,6 +231,7 @@ class Journal:
             split_fallbacks=tally.split_fallbacks,
             stray_requests=tally.stray_requests,
             workers=self._workers(),
+            pools=self._kv.pools,
             weights=self._weights(),
             wait=WaitStatus(tally.wait_s / busy_s if busy_s else 0.0),
             refused=dict(self.hub_counters),

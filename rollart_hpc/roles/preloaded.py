@@ -1,6 +1,7 @@
 """The process that roles with torch are forked from: what takes seconds to import is imported once, here.
 
-Started by `launch.preloaded` as `python -m rollart_hpc.roles.preloaded FD`; FD is a SEQPACKET socket. Owns no role: a
+Started by `launch.preloaded` as `python -m rollart_hpc.roles.preloaded FD KIND...`; FD is a SEQPACKET socket,
+KINDs are what to import for (`roles.imports`). Owns no role: a
 child is told what to run, leads a session of its own, ends with this process, and is watched by the supervisor.
 It stays unreaped until the supervisor asks for its exit code, so its id is never somebody else's.
 
@@ -15,11 +16,9 @@ import socket
 import sys
 from pathlib import Path
 
-from rollart_hpc.config.forking import MAX_ORDER_BYTES, Fork, Forked, Reaped, read_order, write
-from rollart_hpc.config.process import PARENT_VARIABLE, end_with_parent
+from rollart_hpc.processes.forking import MAX_ORDER_BYTES, Fork, Forked, Reaped, read_order, write
+from rollart_hpc.processes.lifetime import PARENT_VARIABLE, end_with_parent
 from rollart_hpc.roles.imports import load
-
-KINDS = ("relay", "engine.torch", "trainer.fsdp")
 
 
 def serve(control: socket.socket) -> None:
@@ -70,7 +69,7 @@ def _become(order: Fork) -> None:
 def main() -> None:
     end_with_parent()
     control = socket.socket(fileno=int(sys.argv[1]))
-    load(*KINDS)
+    load(*sys.argv[2:])
     serve(control)
 
 

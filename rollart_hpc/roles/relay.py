@@ -12,7 +12,7 @@ from rollart_hpc.wire.link import Link
 from rollart_hpc.wire.messages import Stop, WhoAreYou
 
 if TYPE_CHECKING:
-    from rollart_hpc.weights.mpi import World
+    from rollart_hpc.weights.mpi import MpiWorld
     from rollart_hpc.weights.relay import Relay
     from rollart_hpc.weights.store import NodeStore
 
@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 def main(start: Start) -> None:
     world = None
     if start.seats:
-        from rollart_hpc.weights.mpi import World
+        from rollart_hpc.weights.mpi import MpiWorld
 
-        world = World(start.incarnation, start.config.timeouts.start_s)
+        world = MpiWorld(start.incarnation, start.config.timeouts.start_s)
         start = seated(start, world.rank)
         log.info("rank %d of the %d relays of an MPI world, pid %d", world.rank, world.size, os.getpid())
     _run(start, world)
@@ -32,14 +32,14 @@ def main(start: Start) -> None:
         world.close()
 
 
-def _run(start: Start, world: World | None) -> None:
+def _run(start: Start, world: MpiWorld | None) -> None:
     from rollart_hpc.weights.relay import Relay
     from rollart_hpc.weights.store import NodeStore
 
     host = data_address(start)
     store = NodeStore(start.run.store_root, start.node)
     store.claim(start.incarnation)
-    link = connect(start, address=host)
+    link = connect(start)
     with Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
         relay = Relay(store, host, start.config.weights.deadline_s, link.send, tracer, world)
         try:

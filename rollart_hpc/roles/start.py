@@ -26,24 +26,17 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
 from rollart_hpc import __version__
-from rollart_hpc.config.process import (
-    EXIT_LINK_LOST,
-    LOG_FORMAT,
-    LOG_TIME_FORMAT,
-    end_with_parent,
-    seat_incarnation,
-    stay_if_told,
-    stay_offline,
-)
 from rollart_hpc.config.resolved import read_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.errors import RollartError, SiteError
+from rollart_hpc.errors import EXIT_LINK_LOST, RollartError, SiteError
 from rollart_hpc.files import FILE_MODE, read_json
+from rollart_hpc.processes.lifetime import end_with_parent, seat_incarnation, stay_if_told, stay_offline
+from rollart_hpc.processes.logs import LOG_FORMAT, LOG_TIME_FORMAT
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Role
 
 if TYPE_CHECKING:
@@ -193,8 +186,16 @@ def data_address(start: Start) -> str:
     return address_facing(controller.hostname or "", controller.port or 0)
 
 
-def connect(start: Start, *, capacity: int = 0, **hello: Any) -> Link:
-    """Say Hello to the controller and wait for its Welcome. `hello`: further fields of `messages.Hello`."""
+def connect(
+    start: Start,
+    *,
+    capacity: int = 0,
+    version: int = -1,
+    num_ranks: int = 1,
+    kv_tokens: int = 0,
+    speed: float = 1.0,
+) -> Link:
+    """Say Hello to the controller and wait for its Welcome."""
     from rollart_hpc.wire import keys
     from rollart_hpc.wire.link import Link
     from rollart_hpc.wire.messages import Hello, Warned
@@ -209,7 +210,10 @@ def connect(start: Start, *, capacity: int = 0, **hello: Any) -> Link:
         attempt=start.attempt,
         incarnation=start.incarnation,
         pid=os.getpid(),
-        **hello,
+        version=version,
+        num_ranks=num_ranks,
+        kv_tokens=kv_tokens,
+        speed=speed,
     )
     link = Link(find_address(start), keys.load_client(start.run.keys(start.attempt)), message)
     if start.stays and threading.current_thread() is threading.main_thread():

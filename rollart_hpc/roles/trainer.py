@@ -29,7 +29,7 @@ def main(start: Start) -> None:
         if start.checkpoint is not None:
             trainer.load(start.checkpoint / PART)
         is_leader = start.rank == 0
-        link = connect(start, capacity=int(is_leader), version=trainer.version, digest=trainer.digest, address=host)
+        link = connect(start, capacity=int(is_leader), version=trainer.version)
         publisher = make_publisher(start, host, link, world)
         try:
             if is_leader:

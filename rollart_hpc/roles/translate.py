@@ -18,6 +18,11 @@ def _generated(m: ms.Generated, frames: list[Frame]) -> ev.Event:
     return ev.Generated(m.request, first, last, m.num_prefill_tokens, m.num_decode_tokens)
 
 
+def _prompt_tokens(m: ms.TurnWanted, frames: list[Frame]) -> int:
+    new = memoryview(frames[0]).nbytes // 4
+    return new if m.full else m.prefix_tokens + new
+
+
 def _int32(four: memoryview) -> int:
     return int(struct.unpack("<i", four)[0])
 
@@ -26,7 +31,7 @@ def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | Non
     """The event that a worker's message stands for; None if it is none (a heartbeat, say)."""
     match m:
         case ms.TurnWanted():
-            return ev.TurnWanted(m.trajectory, m.issue, m.turn)
+            return ev.TurnWanted(m.trajectory, m.issue, m.turn, _prompt_tokens(m, frames), m.max_new_tokens)
         case ms.Generated():
             return _generated(m, frames)
         case ms.Prefilled():
@@ -34,9 +39,9 @@ def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | Non
         case ms.PrefixMissing():
             return ev.PrefixMissing(m.request)
         case ms.Ended():
-            return ev.Ended(m.trajectory, m.issue, m.status, m.num_turns, m.num_tokens, m.detail)
+            return ev.Ended(m.trajectory, m.issue, m.status, m.num_turns, m.detail)
         case ms.Scored():
-            return ev.Scored(m.trajectory, m.issue, m.reward, m.success, m.seconds)
+            return ev.Scored(m.trajectory, m.issue, m.reward, m.success)
         case ms.ScoreFailed():
             return ev.ScoreFailed(m.trajectory, m.issue, name, m.reason)
         case ms.BatchWanted():
@@ -68,7 +73,7 @@ def message_of(c: ev.Command) -> tuple[str, ms.Message] | None:
     """Receiver and message of a command that carries no payload; None if it needs more than a message."""
     match c:
         case ev.Play():
-            return c.worker, ms.Play(c.trajectory, c.issue, c.task, c.seed, c.sample_seed, c.temperature, c.purpose)
+            return c.worker, ms.Play(c.trajectory, c.issue, c.task, c.seed, c.sample_seed)
         case ev.CancelPlay():
             return c.worker, ms.Cancel(c.trajectory, c.issue, c.reason)
         case ev.AskAgain():

@@ -19,6 +19,7 @@ from rollart_hpc.flow.policy import Policy
 from rollart_hpc.types import Role, WeightsId
 
 TICK_S = 0.2
+PROMPT_TOKENS, ANSWER_TOKENS = 10, 5
 
 
 @dataclass
@@ -44,6 +45,8 @@ class Member:
     node: str = "n0"
     pool: str = ""
     capacity: int = 8
+    kv_tokens: int = 0
+    speed: float = 1.0
     is_alive: bool = False
     life: int = 0
     installed: WeightsId | None = None
@@ -115,7 +118,8 @@ class World:
         attempt, version = self.attempt, -1
         if member.role == "trainer":
             version = self.weights.version
-        self.feed(ev.Joined(name, member.role, member.node, member.pool, member.capacity, attempt, version))
+        place = member.node, member.pool, member.capacity
+        self.feed(ev.Joined(name, member.role, *place, attempt, version, 1, member.kv_tokens, member.speed))
         if member.role == "trainer":
             self._answer(member, 0.05, ev.Published(self.weights))
             self._answer(member, 0.06, ev.BatchWanted(self.weights.version))
@@ -156,7 +160,7 @@ class World:
         if self.ended:
             return
         self.events += 1
-        for command in self.core.handle(event):
+        for command in self.core.settle(event):
             self._carry_out(command)
         for check in self.checks:
             check(self, event)
@@ -187,11 +191,15 @@ class World:
         if self.random.random() < self.durations.failure_rate:
             self._answer(member, delay_s, ev.Ended(c.trajectory, c.issue, "reset_failed"))
         else:
-            self._answer(member, delay_s, ev.TurnWanted(c.trajectory, c.issue, 0))
+            self._answer(member, delay_s, self._wanted(c.trajectory, c.issue, 0))
+
+    def _wanted(self, trajectory: str, issue: int, turn: int) -> ev.TurnWanted:
+        """Each turn adds as many tokens as an engine says that it made of the last one."""
+        return ev.TurnWanted(trajectory, issue, turn, PROMPT_TOKENS * (turn + 1), ANSWER_TOKENS)
 
     def _do_AskAgain(self, c: ev.AskAgain) -> None:
         if c.worker in self.by_name:
-            self._answer(self.by_name[c.worker], 0.001, ev.TurnWanted(c.trajectory, c.issue, c.turn))
+            self._answer(self.by_name[c.worker], 0.001, self._wanted(c.trajectory, c.issue, c.turn))
 
     def _do_Generate(self, c: ev.Generate) -> None:
         engine = self.by_name[c.engine]
@@ -204,14 +212,15 @@ class World:
                 if self.random.random() < 0.02:
                     self.feed(ev.PrefixMissing(c.request))
                 elif c.prefill_only:
-                    self.feed(ev.Prefilled(c.request, f"{first}", 10))
+                    self.feed(ev.Prefilled(c.request, f"{first}", PROMPT_TOKENS))
                 else:
-                    self.feed(ev.Generated(c.request, first, max(first, engine.installed.version), 10, 5))
+                    newest = max(first, engine.installed.version)
+                    self.feed(ev.Generated(c.request, first, newest, PROMPT_TOKENS, ANSWER_TOKENS))
 
-        self.after(self.durations.generate(self.random), finish)
+        self.after(self.durations.generate(self.random) / engine.speed, finish)
 
     def _do_Deliver(self, c: ev.Deliver) -> None:
-        trajectory = self.core.plays.all[c.trajectory]
+        trajectory = self.core.trajectories.all[c.trajectory]
         member, play = self.by_name[c.worker], (c.trajectory, trajectory.issue)
         self._turns_left[play] -= 1
         delay_s = self.durations.turn(self.random)
@@ -219,7 +228,7 @@ class World:
         if self.random.random() < self.durations.failure_rate:
             self._answer(member, delay_s, ev.Ended(c.trajectory, trajectory.issue, "env_crashed"))
         elif self._turns_left[play] > 0:
-            self._answer(member, delay_s, ev.TurnWanted(c.trajectory, trajectory.issue, turn))
+            self._answer(member, delay_s, self._wanted(c.trajectory, trajectory.issue, turn))
         else:
             self._answer(member, delay_s, ev.Ended(c.trajectory, trajectory.issue, "done", turn))
 
@@ -232,8 +241,7 @@ class World:
             self._answer(member, delay_s, ev.Scored(c.trajectory, c.issue, reward, reward > 0))
 
     def _do_SendChunk(self, c: ev.SendChunk) -> None:
-        groups = [self.core.groups[number] for number in c.groups]
-        for group in groups:
+        for group in c.groups:
             assert group.complete and len(group.members) == self.policy.group_size, "only whole groups train"
             assert group.version is not None and group.version >= c.step - self.policy.alpha, "too stale to train"
         if not c.last:

@@ -20,12 +20,13 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from rollart_hpc.backends.registry import find
 from rollart_hpc.config.callables import FORMAT, lacks_format
 from rollart_hpc.config.objects import resolve
 from rollart_hpc.config.resolved import read_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import TaskConfig
 from rollart_hpc.errors import UserError
+from rollart_hpc.rundir import RunDir
 
 PAD, UNKNOWN, END, USER, ASSISTANT = SPECIAL = ("<pad>", "<unk>", "<|end|>", "<|user|>", "<|assistant|>")
 PAD_ID, END_ID = SPECIAL.index(PAD), SPECIAL.index(END)
@@ -35,7 +36,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
 )
 MAX_LENGTH = 512
-WIDTH, HEAD_DIM, VLLM_HEAD_DIM = 64, 16, 32  # vLLM's CPU kernels know no smaller head than 32
+WIDTH, HEAD_DIM = 64, 16
 MAX_TURNS = 64  # of a play: an environment may leave its end to the task's max_turns
 NUM_VOCABULARY_PLAYS = 200
 STEPS, LEARNING_RATE, WARMUP_STEPS = 500, 3e-3, 20
@@ -44,7 +45,7 @@ OBSERVED_WEIGHT = 0.3  # of an observed token's loss, relative to an answered on
 IGNORED, OBSERVED, ANSWERED = range(3)
 
 
-class Play(NamedTuple):
+class Example(NamedTuple):
     ids: list[int]
     kinds: list[int]  # of each token: IGNORED, OBSERVED or ANSWERED
 
@@ -83,7 +84,7 @@ def _make_tokenizer(environments: Sequence[Any]) -> Tokenizer:
 
 def _make_model(vocabulary: int, head_dim: int) -> Qwen3ForCausalLM:
     """At this width the usual initializer_range of 0.02 leaves attention idle for hundreds of steps."""
-    num_heads = WIDTH // head_dim
+    num_heads = max(1, WIDTH // head_dim)
     config = Qwen3Config(
         vocab_size=vocabulary, hidden_size=WIDTH, intermediate_size=192, num_hidden_layers=2, head_dim=head_dim,
         num_attention_heads=num_heads, num_key_value_heads=num_heads, max_position_embeddings=MAX_LENGTH,
@@ -110,8 +111,8 @@ def _play(env: Any, seed: int, rng: random.Random) -> list[tuple[str, str]]:
     return turns
 
 
-def _tokens(turns: list[tuple[str, str]], tokenizer: Tokenizer) -> Play:
-    play = Play([], [])
+def _tokens(turns: list[tuple[str, str]], tokenizer: Tokenizer) -> Example:
+    play = Example([], [])
     for number, (observation, answer) in enumerate(turns):
         # Nothing before the first observation tells what it will be.
         observed = (f"{USER} {observation} {END} {ASSISTANT}", OBSERVED if number else IGNORED)
@@ -119,12 +120,12 @@ def _tokens(turns: list[tuple[str, str]], tokenizer: Tokenizer) -> Play:
             ids = tokenizer.encode(text).ids
             play.ids.extend(ids)
             play.kinds.extend([kind] * len(ids))
-    return Play(play.ids[:MAX_LENGTH], play.kinds[:MAX_LENGTH])
+    return Example(play.ids[:MAX_LENGTH], play.kinds[:MAX_LENGTH])
 
 
 def _batch(env: Any, tokenizer: Tokenizer, rng: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and loss weights [plays, tokens] of one task."""
-    plays: list[Play] = []
+    plays: list[Example] = []
     while sum(len(play.ids) for play in plays) < TOKENS_PER_TASK:
         plays.append(_tokens(_play(env, _training_seed(rng.randrange(1 << 30)), rng), tokenizer))
     longest = max(len(play.ids) for play in plays)
@@ -189,7 +190,7 @@ def main() -> int:
         return error.exit_code
     scratch = run.model.with_name("model.tmp")
     scratch.mkdir(mode=0o700, exist_ok=True)
-    head_dim = VLLM_HEAD_DIM if config.engine.kind == "vllm" else HEAD_DIM
+    head_dim = max(HEAD_DIM, find("engine", config.engine.kind).min_head_dim)
     make_tiny_model(scratch, config.seed, environments, head_dim=head_dim)
     scratch.rename(run.model)
     return 0

@@ -1,4 +1,4 @@
-"""From a chunk on the wire to groups that can be trained. Owns how frames are cut; knows no trainer."""
+"""From chunks on the wire to groups that can be trained. Owns their order and how frames are cut; knows no trainer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,46 @@ from rollart_hpc.types import Frame, Sample, TokenRecord, TrainGroup
 from rollart_hpc.wire.messages import Chunk, ChunkItem
 
 _FRAMES_PER_ITEM = 3
+
+Part = tuple[Chunk, list[Frame]]
+
+
+class Inbox:
+    """Chunks of one batch that rank 0 has received and not yet taken up, in their order."""
+
+    def __init__(self) -> None:
+        self._parts: list[Part] = []
+        self._next_index = 0  # 0: no batch is under way
+
+    def put(self, chunk: Chunk, frames: list[Frame]) -> bool:
+        """False for the rest of a batch that was given up. A first chunk begins the batch anew."""
+        if chunk.index == 0:
+            self.clear()
+        elif self._next_index == 0:
+            return False
+        if chunk.index != self._next_index:
+            raise SiteError(f"step {chunk.step}: chunk {chunk.index} came, {self._next_index} was expected")
+        self._parts.append((chunk, frames))
+        self._next_index = 0 if chunk.last else chunk.index + 1
+        return True
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self._parts) and self._parts[-1][0].last
+
+    def take(self) -> Part | None:
+        """All of them as one, numbered as the first."""
+        if not self._parts:
+            return None
+        first, last = self._parts[0][0], self._parts[-1][0]
+        items = [item for chunk, _ in self._parts for item in chunk.items]
+        frames = [frame for _, part in self._parts for frame in part]
+        self._parts = []
+        return Chunk(first.step, first.index, items, last.last), frames
+
+    def clear(self) -> None:
+        """The batch is given up."""
+        self._parts, self._next_index = [], 0
 
 
 def groups_of(chunk: Chunk, frames: list[Frame]) -> list[TrainGroup]:

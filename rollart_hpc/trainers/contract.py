@@ -2,8 +2,8 @@
 
 A trainer at version n runs the step n -> n+1:
 
-    accumulate(groups)   any number of times, as groups arrive: forward, backward, gradients summed
-    step()               divide once by the step's total, clip, update: version n+1
+    accumulate(groups)   any number of times, as groups arrive: forward, backward, gradients summed; may hold some back
+    step()               train what is held back, divide once by the step's total, clip, update: version n+1
     export()             the new weights, tensor by tensor
 
 With several ranks every rank makes the same calls with the same groups; each trains its share of them.
@@ -39,14 +39,15 @@ class Trainer(Protocol):
     version: int
     digest: str
 
-    def accumulate(self, groups: list[TrainGroup]) -> None:
-        """Train a chunk of whole groups: losses are summed, nothing is divided yet."""
+    def accumulate(self, groups: list[TrainGroup], *, last: bool = False) -> None:
+        """Take whole groups and train what fills micro-batches of all replicas; hold back the rest until more comes.
+        `last`: nothing more comes, `step` trains all that is left. Losses are summed, nothing is divided yet."""
 
     def discard(self) -> None:
-        """Forget what was accumulated since the last step."""
+        """Forget what was accumulated or held back since the last step."""
 
     def step(self) -> StepResult:
-        """Divide once, clip, update, count the version up."""
+        """Train what is held back, divide once, clip, update, count the version up."""
 
     def logprobs(self, records: list[TokenRecord]) -> list[NDArray[np.float32]]:
         """Log-prob of every sampled token under the current weights, 0 at all other places."""

@@ -1,11 +1,7 @@
-"""Samples into packed micro-batches, micro-batches onto ranks. Owns both plans; knows no model and no loss.
+"""Samples into one packed micro-batch. Owns its layout; `planning` says which samples, and no model or loss is known.
 
-    samples     A(5 tokens) B(3) C(4)       budget 8, 2 ranks
-    plan        rank 0: [A B]   rank 1: [C]
-    packed      ids  a0 a1 a2 a3 a4 b0 b1 b2     positions 0 1 2 3 4 0 1 2     lengths [5, 3]
-
-Every rank gets the same number of micro-batches, padded with empty ones, because with sharded weights a forward is a
-collective. A plan is made from lengths alone, so all ranks make the same one.
+samples     A(5 tokens) B(3)
+packed      ids  a0 a1 a2 a3 a4 b0 b1 b2     positions 0 1 2 3 4 0 1 2     lengths [5, 3]
 """
 
 from __future__ import annotations
@@ -16,9 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rollart_hpc.types import Sample, TrainGroup
-
-Bin = list[int]  # indices of the samples of one micro-batch
+from rollart_hpc.types import Sample
 
 
 @dataclass
@@ -76,71 +70,3 @@ def _empty(device: torch.device) -> MicroBatch:
     nothing = torch.zeros(0, device=device)
     one = torch.zeros(1, 1, dtype=torch.long, device=device)
     return MicroBatch(one, one, [1], none, none, nothing, none, nothing, nothing)
-
-
-# --- plans -----------------------------------------------------------------------------------
-
-
-def plan(lengths: Sequence[int], budget: int, ranks: int) -> list[list[Bin]]:
-    """Micro-batches of each rank, even in tokens; those with the same place on every rank are of similar size."""
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    bins = _first_fit(order, lengths, budget)
-    num_bins = -(-len(bins) // ranks) * ranks
-    bins = _level(order, lengths, budget, num_bins) or bins
-    bins.sort(key=lambda members: -sum(lengths[i] for i in members))
-    return deal(bins, ranks, first=0)
-
-
-def deal(bins: Sequence[Bin], ranks: int, first: int) -> list[list[Bin]]:
-    """Hand out bins in turn, beginning with rank `first`; then make all hands equally long with empty bins."""
-    hands: list[list[Bin]] = [[] for _ in range(ranks)]
-    for place, members in enumerate(bins, first):
-        hands[place % ranks].append(members)
-    longest = max(len(hand) for hand in hands)
-    return [hand + [[] for _ in range(longest - len(hand))] for hand in hands]
-
-
-def bins_in_order(groups: Sequence[TrainGroup], budget: int) -> list[Bin]:
-    """Bins in the groups' order, none with samples of two groups: the same however a batch is cut into chunks."""
-    bins: list[Bin] = []
-    index = 0
-    for group in groups:
-        current: Bin = []
-        load = 0
-        for sample in group.samples:
-            if current and load + len(sample.record) > budget:
-                bins.append(current)
-                current, load = [], 0
-            current.append(index)
-            load += len(sample.record)
-            index += 1
-        if current:
-            bins.append(current)
-    return bins
-
-
-def _first_fit(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[Bin]:
-    bins: list[Bin] = []
-    loads: list[int] = []
-    for i in order:
-        place = next((b for b, load in enumerate(loads) if load + lengths[i] <= budget), None)
-        if place is None:
-            bins.append([i])
-            loads.append(lengths[i])
-        else:
-            bins[place].append(i)
-            loads[place] += lengths[i]
-    return bins
-
-
-def _level(order: Sequence[int], lengths: Sequence[int], budget: int, num_bins: int) -> list[Bin] | None:
-    """The longest sample to the emptiest bin, again and again. None if that breaks the budget."""
-    bins: list[Bin] = [[] for _ in range(num_bins)]
-    loads = np.zeros(num_bins, np.int64)
-    for i in order:
-        place = int(loads.argmin())
-        if bins[place] and loads[place] + lengths[i] > budget:
-            return None
-        bins[place].append(i)
-        loads[place] += lengths[i]
-    return bins

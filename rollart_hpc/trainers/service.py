@@ -4,8 +4,9 @@
     rank 0: the controller     Chunk, Save, PublishAgain, TransferOffer, Stop
     ranks 1..: rank 0          the same Chunk, Save or Stop, passed on as raw bytes
 
-One step on rank 0:  BatchWanted -> Chunk* -> (accumulate each) -> step -> Committed -> Published -> BatchWanted.
-All ranks act on the same messages in the same order; what only rank 0 does stands in `Leader`.
+One step on rank 0:  BatchWanted -> Chunk* -> accumulate -> step -> Committed -> Published -> BatchWanted.
+Chunks that came while rank 0 was busy are taken up as one, after everything else that came. All ranks act on the same
+messages in the same order; what only rank 0 does stands in `Leader`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from rollart_hpc.errors import SiteError
 from rollart_hpc.observe.trace import Tracer
-from rollart_hpc.trainers.chunks import groups_of
+from rollart_hpc.trainers.chunks import Inbox, groups_of
 from rollart_hpc.trainers.contract import StepResult, Trainer
 from rollart_hpc.trainers.publish import Publisher
 from rollart_hpc.trainers.world import World
@@ -44,33 +45,20 @@ PART = "trainer"  # of a checkpoint's directory
 
 
 class Steps:
-    """What every rank does with a chunk."""
+    """What every rank does with chunks, merged or not."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._next_index = 0
-
-    def expects(self, chunk: Chunk) -> bool:
-        """False for a chunk of another step: the controller gave that batch up, or we did."""
-        return chunk.step == self._trainer.version and (chunk.index == 0 or self._next_index > 0)
+        self._is_under_way = False
 
     def take(self, chunk: Chunk, frames: list[Frame]) -> StepResult | None:
         """Accumulate; the last chunk ends the step. A first one begins the step anew."""
-        if chunk.index == 0 and self._next_index > 0:
+        if chunk.index == 0 and self._is_under_way:
             log.info("step %d begins anew", chunk.step)
-            self.forget()
-        if chunk.index != self._next_index:
-            raise SiteError(f"step {chunk.step}: chunk {chunk.index} came, {self._next_index} was expected")
-        self._trainer.accumulate(groups_of(chunk, frames))
-        self._next_index += 1
-        if not chunk.last:
-            return None
-        self._next_index = 0
-        return self._trainer.step()
-
-    def forget(self) -> None:
-        self._next_index = 0
-        self._trainer.discard()
+            self._trainer.discard()
+        self._trainer.accumulate(groups_of(chunk, frames), last=chunk.last)
+        self._is_under_way = not chunk.last
+        return self._trainer.step() if chunk.last else None
 
 
 class Follower:
@@ -122,6 +110,7 @@ class Leader:
         self._tracer = tracer
         self._attempt = attempt
         self._steps = Steps(trainer)
+        self._inbox = Inbox()
         self._agreed = trainer.version  # newest version that the controller is known to know of
         self._wait_s = self._train_s = 0.0
         self._stopped = False
@@ -131,13 +120,22 @@ class Leader:
         self._publish()
         self._want_batch()
         while not self._stopped:
-            message, frames = self._receive()
-            self._handle(message, frames)
+            self._handle(*self._receive())
+            self._handle_what_came()
+            self._train()
+
+    def _handle_what_came(self) -> None:
+        """Without waiting, up to the end of a batch: what comes after that belongs to the next version."""
+        while not self._stopped and not self._inbox.is_complete:
+            received = self._link.recv(0.0)
+            if received is None:
+                return
+            self._handle(*received)
 
     def _handle(self, message: AnyMessage, frames: list[Frame]) -> None:
         match message:
             case Chunk():
-                self._chunk(message, frames)
+                self._put(message, frames)
             case Save():
                 self._save(message)
             case PublishAgain():
@@ -165,11 +163,18 @@ class Leader:
 
     # --- steps -------------------------------------------------------------------------------
 
-    def _chunk(self, chunk: Chunk, frames: list[Frame]) -> None:
-        if not self._steps.expects(chunk):
+    def _put(self, chunk: Chunk, frames: list[Frame]) -> None:
+        if chunk.step == self._trainer.version and self._inbox.put(chunk, frames):
+            self._agreed = chunk.step
+        else:
             log.info("chunk %d of step %d is not wanted at version %d", chunk.index, chunk.step, self._trainer.version)
+
+    def _train(self) -> None:
+        """What the inbox holds; the trainer may hold some of it back."""
+        part = None if self._stopped else self._inbox.take()
+        if part is None:
             return
-        self._agreed = chunk.step
+        chunk, frames = part
         start_s = time.monotonic()
         self._pass_on(chunk, frames)
         result = self._steps.take(chunk, frames)
@@ -192,7 +197,7 @@ class Leader:
             train_s=self._train_s,
         )
         self._link.send(message)
-        self._link.update_hello(version=result.version, digest=result.digest)
+        self._link.update_hello(version=result.version)
 
     def _publish(self) -> None:
         start_s = time.monotonic()
@@ -220,6 +225,7 @@ class Leader:
                 f"the connection to the controller broke at version {self._trainer.version}, which it may not know",
                 "the trainer goes on from the newest checkpoint",
             )
+        self._inbox.clear()
         self._link.send(Published(self._attempt, self._trainer.version, 0, 0.0))
         self._want_batch()
 

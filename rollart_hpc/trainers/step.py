@@ -1,7 +1,8 @@
 """One step from groups to new weights, whatever the backend. Owns shares, losses, the tally and the step's arithmetic.
 
-    accumulate: advantages -> micro-batches of this replica -> forward, loss, backward, each     (backend)
-    step:       add up over replicas -> divide once -> clip -> update -> digest                  (backend)
+    accumulate: advantages -> wait for full micro-batches of all replicas (`merging`)
+                -> those of this replica -> forward, loss, backward, each                        (backend)
+    step:       train the rest -> add up over replicas -> divide once -> clip -> update -> digest (backend)
 
 A replica is a whole model, on one rank (or one shard of it per rank, as in FSDP) or spread over several. Must not know
 where groups come from, where weights go, or how a model is laid out.
@@ -13,6 +14,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +24,12 @@ from numpy.typing import NDArray
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers import algorithms, packing
+from rollart_hpc.trainers.checksums import Head
 from rollart_hpc.trainers.contract import StepResult
-from rollart_hpc.trainers.packing import Bin, MicroBatch
-from rollart_hpc.trainers.seals import Head
+from rollart_hpc.trainers.flops import even_tokens
+from rollart_hpc.trainers.merging import Balanced, InOrder, Waiting
+from rollart_hpc.trainers.packing import MicroBatch
+from rollart_hpc.trainers.planning import Planner, Slot
 from rollart_hpc.trainers.tally import Tally
 from rollart_hpc.trainers.world import World
 from rollart_hpc.types import Sample, TokenRecord, TrainGroup
@@ -40,17 +45,19 @@ class StepTrainer(ABC):
     the batch was cut into chunks.
     """
 
-    def __init__(self, config: RunConfig, world: World, *, replica: int, num_replicas: int) -> None:
+    def __init__(
+        self, config: RunConfig, model_dir: Path, world: World, *, replica: int, num_replicas: int, num_stages: int = 1
+    ) -> None:
         self.version = 0
         self.digest = ""
         self._config = config
         self._world = world
         self._replica = replica
-        self._num_replicas = num_replicas
+        self._num_stages = num_stages
+        self._planner = Planner(num_replicas, config.trainer.microbatch_tokens, even_tokens(model_dir))
         self._tallies = True  # one rank of a replica does
-        self._tally = Tally()
-        self._num_bins = 0  # dealt since the last step
-        self._held: list[TrainGroup] = []
+        self._num_bins = 0  # trained by all replicas since the last step
+        self._clear()
         if config.deterministic:
             _use_deterministic_kernels()
 
@@ -95,29 +102,44 @@ class StepTrainer(ABC):
 
     # --- one step ----------------------------------------------------------------------------
 
-    def accumulate(self, groups: list[TrainGroup]) -> None:
+    def accumulate(self, groups: list[TrainGroup], *, last: bool = False) -> None:
         if algorithms.scope(self._config.algorithm.estimator) == "batch":
             self._held += groups
-        else:
-            self._train(groups)
+            return
+        self._take(groups)
+        if not last:
+            self._train(self._waiting.ready())
 
     def step(self) -> StepResult:
-        if self._held:
-            groups, self._held = self._held, []
-            self._train(groups)
+        self._take(self._held)
         self._add_up()
-        tally, self._tally = self._tally, Tally()
+        tally, waiting = self._tally, self._waiting
+        self._clear()
         total = algorithms.step_total(self._config.algorithm.aggregation, tally.num_tokens, tally.num_samples)
         metrics = tally.metrics(self._world, total) | self._update(total)
+        metrics |= {"packing_efficiency": waiting.efficiency, "micro_batches": float(waiting.num_slots)}
         self.version += 1
         parent, self.digest = self.digest, self._weights_digest()
         return StepResult(self.version, parent, self.digest, metrics)
 
     def discard(self) -> None:
-        self._held = []
-        self._tally = Tally()
+        self._clear()
         self._add_up()
         self._forget_gradients()
+
+    def _clear(self) -> None:
+        """What a step collects."""
+        self._tally = Tally()
+        self._held: list[TrainGroup] = []  # until their advantages can be told
+        self._samples: list[Sample] = []  # numbered as in `waiting`
+        self._weights: list[float] = []
+        self._waiting = self._make_waiting()
+
+    def _make_waiting(self) -> Waiting:
+        if self._config.deterministic:
+            return InOrder(self._planner, num_stages=self._num_stages)
+        longest = max((task.max_tokens for task in self._config.tasks.values()), default=self._planner.budget)
+        return Balanced(self._planner, longest=longest, num_stages=self._num_stages)
 
     def load(self, directory: Path) -> None:
         self.discard()
@@ -126,36 +148,31 @@ class StepTrainer(ABC):
         if self.digest != head.digest:
             raise SiteError(f"checkpoint {directory} yields weights {self.digest}, expected {head.digest}")
 
-    def _train(self, groups: list[TrainGroup]) -> None:
-        """Forward and backward of this replica's share."""
+    def _take(self, groups: list[TrainGroup]) -> None:
+        """Advantages and counts; samples in which nothing was sampled have nothing to learn from."""
         if self._config.deterministic:
             groups = sorted(groups, key=lambda group: group.group)
         algorithms.assign_advantages(groups, self._config.algorithm)
         for group in groups:
             self._tally.rewards += algorithms.trajectory_rewards(group.samples).values()
-        kept = [_trainable(group) for group in groups]
-        samples = [sample for group in kept for sample in group.samples]
-        counts = [packing.num_trainable(sample) for sample in samples]
-        self._tally.num_samples += len(samples)
-        self._tally.num_tokens += sum(counts)
-        weights = [algorithms.token_weight(self._config.algorithm.aggregation, count) for count in counts]
-        bins = self._share(kept, samples)
-        if bins:
-            self._forward_backward([self._pack([samples[i] for i in b], [weights[i] for i in b]) for b in bins])
+            samples = [sample for sample in group.samples if packing.num_trainable(sample)]
+            self._waiting.add([len(sample.record) for sample in samples])
+            counts = [packing.num_trainable(sample) for sample in samples]
+            self._tally.num_samples += len(samples)
+            self._tally.num_tokens += sum(counts)
+            self._samples += samples
+            self._weights += [algorithms.token_weight(self._config.algorithm.aggregation, count) for count in counts]
+
+    def _train(self, slots: list[Slot]) -> None:
+        """Forward and backward of this replica's share; every replica gets the same number of micro-batches."""
+        if slots:
+            self._num_bins += sum(bool(members) for slot in slots for members in slot)
+            bins = [slot[self._replica] for slot in slots]
+            micros = [self._pack([self._samples[i] for i in b], [self._weights[i] for i in b]) for b in bins]
+            self._forward_backward(micros)
 
     def _pack(self, samples: list[Sample], weights: list[float]) -> MicroBatch:
         return packing.pack(samples, weights, self._world.device)
-
-    def _share(self, groups: list[TrainGroup], samples: list[Sample]) -> list[Bin]:
-        """This replica's micro-batches; every replica gets the same number."""
-        budget, replicas = self._config.trainer.microbatch_tokens, self._num_replicas
-        if self._config.deterministic:
-            bins = packing.bins_in_order(groups, budget)
-            hands = packing.deal(bins, replicas, first=self._num_bins % replicas)
-        else:
-            hands = packing.plan([len(sample.record) for sample in samples], budget, replicas)
-        self._num_bins += sum(bool(members) for hand in hands for members in hand)
-        return hands[self._replica]
 
     def _loss(
         self, micro: MicroBatch, new: torch.Tensor, *, entropy: torch.Tensor | None, reference: torch.Tensor | None
@@ -175,6 +192,8 @@ class StepTrainer(ABC):
         return loss
 
     def _add_up(self) -> None:
+        """Train what is left, then add up over replicas."""
+        self._train(self._waiting.rest())
         num_bins, self._num_bins = self._num_bins, 0
         self._reduce(num_bins)
 
@@ -194,7 +213,8 @@ class StepTrainer(ABC):
         """Every replica computes all of them."""
         out = [np.zeros(len(record), np.float32) for record in records]
         samples = [Sample("", 0, "", record, 0.0) for record in records]
-        (bins,) = packing.plan([len(record) for record in records], self._config.trainer.microbatch_tokens, ranks=1)
+        slots = replace(self._planner, ranks=1).plan([len(record) for record in records])
+        bins = [members for (members,) in slots]
         micros = [self._pack([samples[i] for i in members], [1.0] * len(members)) for members in bins]
         for members, micro, chosen in zip(bins, micros, self._chosen_logprobs(micros), strict=True):
             packed = np.zeros(micro.ids.shape[1], np.float32)
@@ -202,11 +222,6 @@ class StepTrainer(ABC):
             for i, part in zip(members, np.split(packed, np.cumsum(micro.lengths)[:-1]), strict=True):
                 out[i][:] = part
         return out
-
-
-def _trainable(group: TrainGroup) -> TrainGroup:
-    """Without samples in which nothing was sampled: there is nothing to learn from them."""
-    return TrainGroup(group.group, group.task, [s for s in group.samples if packing.num_trainable(s)])
 
 
 def _use_deterministic_kernels() -> None:

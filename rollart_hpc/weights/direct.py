@@ -19,8 +19,8 @@ from rollart_hpc.errors import SiteError
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.digest import Digest, dtype_name, raw_bytes
 from rollart_hpc.weights.forming import collective_of
-from rollart_hpc.weights.groups import CPU, TransferError
 from rollart_hpc.weights.layout import BucketInfo, Packer, TensorInfo
+from rollart_hpc.weights.process_groups import CPU, TransferError
 from rollart_hpc.weights.store import views
 from rollart_hpc.weights.transfer import Receiving, Rendezvous, Sending, open_rendezvous
 from rollart_hpc.wire.messages import Message, TransferFailed, TransferJoin, TransferReady, TransferSent

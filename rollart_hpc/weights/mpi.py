@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from rollart_hpc.errors import SiteError
-from rollart_hpc.weights.groups import CPU, Group, TransferError
+from rollart_hpc.weights.process_groups import CPU, ProcessGroup, TransferError
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 1e-4, 5e-3
 _NOTICE_S = 0.25  # how often a waiting rank looks whether another one gave up
 
 
-class World:
+class MpiWorld:
     """This process's rank among the relays that were started together."""
 
     def __init__(self, name: str, start_timeout_s: float) -> None:
@@ -105,13 +105,13 @@ def _initialised(timeout_s: float) -> Any:
     return MPI
 
 
-class MpiGroup(Group):
+class MpiProcessGroup(ProcessGroup):
     """The epoch of all relays of a world. `gave_up` tells whether another rank aborted; `give_up` tells the others."""
 
     device = CPU
 
     def __init__(
-        self, world: World, root: int, deadline_s: float, gave_up: Callable[[], bool], give_up: Callable[[], None]
+        self, world: MpiWorld, root: int, deadline_s: float, gave_up: Callable[[], bool], give_up: Callable[[], None]
     ) -> None:
         self._world, self._root, self._deadline_s = world, root, deadline_s
         self._gave_up, self._give_up = gave_up, give_up

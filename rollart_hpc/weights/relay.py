@@ -20,9 +20,9 @@ from rollart_hpc.errors import RollartError, SiteError
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.forming import collective_of
-from rollart_hpc.weights.groups import TransferError
 from rollart_hpc.weights.layout import BadWeights
-from rollart_hpc.weights.mpi import World
+from rollart_hpc.weights.mpi import MpiWorld
+from rollart_hpc.weights.process_groups import TransferError
 from rollart_hpc.weights.store import MANIFEST, NodeStore, StoredWeights, new_bucket
 from rollart_hpc.weights.transfer import Receiving, Rendezvous, Sending, open_rendezvous
 from rollart_hpc.wire.messages import (
@@ -52,7 +52,7 @@ class Relay:
         deadline_s: float,
         report: Callable[[Message], None],
         tracer: Tracer,
-        world: World | None = None,
+        world: MpiWorld | None = None,
     ) -> None:
         self._store = store
         self._host = host

@@ -25,9 +25,9 @@ import torch
 from rollart_hpc.errors import SiteError
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.forming import form
-from rollart_hpc.weights.groups import CPU, Seat, TransferError, join_store, open_store
 from rollart_hpc.weights.layout import BucketInfo, Manifest
-from rollart_hpc.weights.mpi import World
+from rollart_hpc.weights.mpi import MpiWorld
+from rollart_hpc.weights.process_groups import CPU, RankSetup, TransferError, join_store, open_store
 from rollart_hpc.weights.store import check_bucket
 from rollart_hpc.wire.interfaces import address_facing
 
@@ -84,10 +84,10 @@ class Sending:
         size: int,
         deadline_s: float,
         device: torch.device = CPU,
-        world: World | None = None,
+        world: MpiWorld | None = None,
     ) -> None:
         store = open_store(rendezvous.listener, rendezvous.host, deadline_s)
-        self.group = form(store, Seat(0, size, rendezvous.host, deadline_s, device), world)
+        self.group = form(store, RankSetup(0, size, rendezvous.host, deadline_s, device), world)
 
     def send(
         self,
@@ -158,10 +158,10 @@ class Receiving:
         *,
         deadline_s: float,
         device: torch.device = CPU,
-        world: World | None = None,
+        world: MpiWorld | None = None,
     ) -> None:
         store = join_store(host, port, deadline_s)
-        self.group = form(store, Seat(rank, size, address_facing(host, port), deadline_s, device), world)
+        self.group = form(store, RankSetup(rank, size, address_facing(host, port), deadline_s, device), world)
         self._infos: list[BucketInfo] = []
         self._closing: Closing | None = None
         self._opening = self._open()

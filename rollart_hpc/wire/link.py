@@ -136,9 +136,9 @@ class Link:
         self._outbox.append([messages.encode(message), *frames])
         self._outgoing.set()
 
-    def update_hello(self, *, version: int, digest: str) -> None:
+    def update_hello(self, *, version: int) -> None:
         """From any thread: what is said the next time this process has to join again."""
-        self._hello = msgspec.structs.replace(self._hello, version=version, digest=digest)
+        self._hello = msgspec.structs.replace(self._hello, version=version)
 
     def recv(self, timeout_s: float | None = None) -> Received | None:
         """The next message, or None after `timeout_s` (None: wait for ever). Raises LinkClosed at the end."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol, get_args
 
 import rollart_hpc
+from rollart_hpc.hardware import MAX_SPEED, MIN_SPEED
 from rollart_hpc.types import Role
 from rollart_hpc.wire.messages import Bye, Exited, Heartbeat, HeartbeatAck, Hello, Message, Welcome
 
@@ -134,6 +135,10 @@ class Members:
             return f"capacity {hello.capacity}"
         if hello.num_ranks < 1:
             return f"num_ranks {hello.num_ranks}"
+        if hello.kv_tokens < 0:
+            return f"kv_tokens {hello.kv_tokens}"
+        if not MIN_SPEED <= hello.speed <= MAX_SPEED:
+            return f"speed {hello.speed}, must be {MIN_SPEED} to {MAX_SPEED}"
         return ""
 
     def _lose(

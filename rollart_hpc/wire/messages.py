@@ -43,9 +43,9 @@ class Hello(Message):
     incarnation: str  # differs for every process start
     pid: int
     version: int = -1  # trainer: policy_version loaded; -1 = none
-    digest: str = ""  # trainer: digest of the weights loaded
-    address: str = ""  # host to reach this process's data plane
     num_ranks: int = 1  # engine: its processes that join a collective of weights
+    kv_tokens: int = 0  # engine: capacity of its KV cache; 0 = unknown
+    speed: float = 1.0  # engine: relative to others of the same capacity
 
 
 class Welcome(Message):
@@ -126,8 +126,6 @@ class Play(Message):
     task: str
     seed: int  # seed of the environment, shared by the group
     sample_seed: int  # seed of this member's sampling; turn t samples with (sample_seed, t)
-    temperature: float
-    purpose: str
 
 
 class Cancel(Message):
@@ -146,10 +144,8 @@ class TurnWanted(Message):
     turn: int
     prefix_tokens: int
     prefix_hash: int  # types of hash: wire.prefix.PrefixHash
-    num_new_tokens: int
     max_new_tokens: int
     full: bool
-    env_s: float = 0.0  # how long the environment took for this turn
 
 
 class Resend(Message):
@@ -217,6 +213,7 @@ class Prefilled(Message):
     num_prefill_tokens: int
     queue_s: float = 0.0
     prefill_s: float = 0.0
+    kv_used_tokens: int = 0  # of the engine's KV cache, by all its trajectories
 
 
 class Generated(Message):
@@ -224,12 +221,12 @@ class Generated(Message):
 
     request: int
     trajectory: str
-    finish: str  # "stop" (end-of-turn token sampled, included) or "length"
     num_prefill_tokens: int
     num_decode_tokens: int
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    kv_used_tokens: int = 0  # of the engine's KV cache, by all its trajectories
 
 
 # --- weights ---------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.observe import metrics, phases
+from rollart_hpc.rundir import RunDir
 from tests.acceptance.drive import ROOT, Trained, rollart, table, train, write_page
 
 END_LIMIT_S = 10.0  # from scancel to the end of the last process

@@ -16,10 +16,10 @@ from rollart_hpc.cli.logs import LogReader
 from rollart_hpc.cli.main import build_parser
 from rollart_hpc.cli.run import _tell_end
 from rollart_hpc.config.resolved import read_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import UserError
 from rollart_hpc.hardware import BANDWIDTH, COMPUTE
 from rollart_hpc.launch.ownership import start_ticks
+from rollart_hpc.rundir import RunDir
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -29,6 +29,7 @@ STATUS: dict[str, Any] = {
     "staleness": {"bound": 1, "max_trained": 1, "histogram": {}},
     "workers": {"env": {"joined": 2, "lost": 1, "alive": 1}, "supervisor": {"joined": 1, "lost": 0, "alive": 1}},
     "dropped": {"stale": 3, "crashed": 0},
+    "pools": {"compute": {"engines": 2, "kv_tokens": 2000, "kv_used_tokens": 500}, "bandwidth": {"kv_tokens": 0}},
 }  # fmt: skip
 
 
@@ -59,6 +60,7 @@ def test_status_of_a_live_run(cli: Cli, run: RunDir) -> None:
     assert (
         "running, attempt 1" in text and "step 7/10 | lake (0.12 -> 0.50) | 123 tok/s | staleness 1/1 | env 1" in text
     )
+    assert "\nKV of pool compute: 500 of 2000 tokens (25%) on 2 engines\n" in text and "bandwidth" not in text
     assert "dropped: stale 3\n" in text and "lost: env 1\n" in text
     failing = {"quarantined": False, "last_error": "env_error: E: my bug"}
     bad = {"quarantined": True, "quarantine_reason": "8 resets in a row failed", "last_error": "E"}

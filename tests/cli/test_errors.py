@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollart_hpc.config.rundir import COMMITTED, RunDir
+from rollart_hpc.rundir import COMMITTED, RunDir
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -33,9 +33,9 @@ def test_code_that_does_not_fit_is_told_with_everything_else(cli: Cli, run_file:
     for command in ("check", "run"):
         done = cli(command, run_file, *wrong)
         assert_refused(
-            done, 2, "3 problems", "steps: 'many' is text", "tasks.lake.params.size: Lake takes no such argument"
+            done, 2, "3 problems", "steps: 'many' is text", "tasks.lake.params.size: Lake has no such argument"
         )
-        assert "lake.py has no scroe; it has: Lake, score" in done.stderr
+        assert "lake.py has no scroe; choose one of: Lake, score" in done.stderr
     assert_refused(cli("run", run_file, "model.kind=tiny"), 2, "tasks.lake.environment: Lake has no legal_answer(rng)")
     assert not run_root.exists()
 

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from rollart_hpc.cli.screen import CLEAR, LiveScreen, status_line, summary
-from rollart_hpc.config.rundir import RunDir
+from rollart_hpc.rundir import RunDir
 
 STATUS: dict[str, Any] = {
     "state": "finished", "step": 2, "steps": 3, "tokens_per_s": 10.0,

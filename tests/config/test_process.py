@@ -7,7 +7,7 @@ import sys
 
 RAISE = """
 import resource
-from rollart_hpc.config.process import raise_file_limit
+from rollart_hpc.processes.lifetime import raise_file_limit
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
 limit = raise_file_limit()

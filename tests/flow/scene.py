@@ -22,7 +22,7 @@ class Scene:
         self.publish(0)
 
     def do(self, *events: ev.Event) -> list[ev.Command]:
-        new = [command for event in events for command in self.core.handle(event)]
+        new = [command for event in events for command in self.core.settle(event)]
         self.out += new
         return new
 

@@ -180,12 +180,29 @@ def test_a_run_ends_after_its_last_step_validation_and_checkpoint():
     assert scene.core.stopped == "finished"
 
 
-def test_a_trajectory_does_not_begin_on_weights_that_would_make_it_stale_before_its_turn():
+def after_one_step(num_begun: int) -> Scene:
+    """Step 0 is committed, version 1 is still on its way; of the two groups for step 1 so many have begun."""
     scene = Scene(alpha=1, engines=(("engine-c", "compute"),))
     scene.do(ev.BatchWanted(0))
-    for play in [p for group in scene.groups()[:2] for p in group]:
+    first, second, *later = scene.groups()
+    for play in first + second:
         scene.finish(play)
+    for group in later[:num_begun]:
+        scene.turn(group[0])
     scene.do(ev.Committed(1))
+    return scene
+
+
+def test_a_trajectory_does_not_begin_on_weights_that_would_make_it_stale_before_its_turn():
+    after_one_step(num_begun=2).check_waits_for(WeightsId(1, 1), "engine-c")
+
+
+def test_while_weights_travel_a_group_begins_on_the_older_version_if_the_next_step_has_a_place_for_it():
+    scene = after_one_step(num_begun=1)
+    new, last = scene.groups()
+    assert scene.turn(new[0], version=0), "one of the two places of step 1 is left"
+    assert scene.turn(new[1], version=0), "siblings of a group that has begun may too"
+    scene.out = [ev.Play("env", p.trajectory, 0, "a", 0, 0) for p in last]
     scene.check_waits_for(WeightsId(1, 1), "engine-c")
 
 
@@ -230,8 +247,8 @@ def test_transcripts_to_score_are_counted_unless_they_are_held_back():
         play = scene.take(ev.Play)[0]
         scene.turn(play)
         scene.do(ev.Lost("reward"), ev.Ended(play.trajectory, play.issue, "done", 1))
-        counts = [scene.core.plays.num_to_score]
+        counts = [scene.core.trajectories.num_to_score]
         scene.do(ev.Joined("reward-2", "reward", capacity=100))
-        counts.append(scene.core.plays.num_to_score)
+        counts.append(scene.core.trajectories.num_to_score)
         scene.do(ev.Scored(play.trajectory, play.issue, 1.0, True))
-        assert [*counts, scene.core.plays.num_to_score] == expected
+        assert [*counts, scene.core.trajectories.num_to_score] == expected

@@ -26,7 +26,7 @@ def test_a_lost_env_worker_costs_its_trajectories_and_late_answers_are_supersede
     (play,) = scene.take(ev.Play)
     scene.do(ev.Joined("env-2", "env", capacity=1), ev.Lost("env"))
     again = scene.take(ev.Play)
-    assert play.trajectory in [p.trajectory for p in again] or scene.core.plays.all[play.trajectory].issue == 1
+    assert play.trajectory in [p.trajectory for p in again] or scene.core.trajectories.all[play.trajectory].issue == 1
     scene.do(ev.TurnWanted(play.trajectory, play.issue, 0))
     assert scene.core.tally.dropped["superseded"] == 1
     assert scene.core.tally.dropped["env_worker_lost"] == 1
@@ -137,7 +137,7 @@ def test_an_engine_without_room_fails_the_trajectory_not_the_run():
     (request,) = scene.take(ev.Generate)
     scene.do(ev.Generated(request.request, -1, -1))
     assert scene.core.tally.dropped["no_room"] == 1
-    assert scene.core.plays.all[play.trajectory].issue == 1
+    assert scene.core.trajectories.all[play.trajectory].issue == 1
 
 
 def test_a_version_that_no_relay_could_adopt_is_published_again():

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.rundir import COMMITTED, RunDir
 from rollart_hpc.config.schema import PoolConfig, RestartConfig, RunConfig, TimeoutConfig, TrainerConfig
 from rollart_hpc.launch.ownership import start_ticks
+from rollart_hpc.rundir import COMMITTED, RunDir
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import SiteError
 from rollart_hpc.roles import checkpoints
 from rollart_hpc.roles.payloads import Payloads
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire.messages import Ended
 
 

@@ -6,16 +6,17 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import ModelConfig, RunConfig, TaskConfig
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
 from rollart_hpc.flow.policy import policy_of
 from rollart_hpc.observe import metrics
-from rollart_hpc.observe.status import read_status
+from rollart_hpc.observe.status import PoolStatus, read_status
 from rollart_hpc.roles.journal import Journal
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire import messages as ms
 
 CONFIG = RunConfig(model=ModelConfig("directory", "model"), tasks={"lake": TaskConfig(name="lake")})
@@ -56,6 +57,23 @@ def join(journal: Journal, role: str, pid: int = 0) -> ms.Hello:
 def counts(journal: Journal, role: str) -> tuple[int, int, int]:
     workers = journal.status().workers[role]
     return workers.joined, workers.lost, workers.left
+
+
+def test_kv_of_the_pools_as_engines_report_it(run):
+    journal = begin(run)
+    hello = ms.Hello("engine", "e0", "n", "compute", 4, "", 1, "x", 1, kv_tokens=1000)
+    for each in (hello, msgspec.structs.replace(hello, name="e1"), msgspec.structs.replace(hello, name="e2", pool="b")):
+        journal.joined(each)
+    for name, used in (("e0", 400), ("e1", 500), ("e0", 100), ("e2", 0), ("gone", 7)):
+        journal.saw(name, ms.Generated(1, "t", "stop", 1, 1, kv_used_tokens=used))
+    assert journal.status().pools == {"compute": PoolStatus(2, 2000, 600), "b": PoolStatus(1, 1000, 0)}
+    commit(journal, 1)
+    journal.gone(hello, "exited", is_leaving=False)
+    journal.saw("e1", ms.Prefilled(1, "t", "kv", 1, kv_used_tokens=700))
+    commit(journal, 2)
+    assert journal.status().pools["compute"] == PoolStatus(1, 1000, 700)
+    steps = metrics.of_kind(metrics.read(run.metrics), "step")
+    assert [step["kv_used"] for step in steps] == [{"compute": 0.45, "b": 0.0}, {"compute": 0.7}]
 
 
 def test_who_ended_in_good_order_is_not_lost(run):

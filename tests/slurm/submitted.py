@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from rollart_hpc.cli.status import OVER, read_status
-from rollart_hpc.config.rundir import RunDir
-from rollart_hpc.launch.devcluster.cluster import Cluster
+from rollart_hpc.devcluster.cluster import Cluster
 from rollart_hpc.launch.ownership import read_ownership
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.queue import Queue
+from rollart_hpc.rundir import RunDir
 
 SMALL = Path(__file__).parent.parent / "runs" / "small.yaml"
 LIMIT_S = 400

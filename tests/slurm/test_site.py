@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollart_hpc.cli.main import main
-from rollart_hpc.launch.devcluster.cluster import Cluster
+from rollart_hpc.devcluster.cluster import Cluster
 
 
 def test_a_site_file_of_the_live_cluster_is_right_about_it(

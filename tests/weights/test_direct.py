@@ -14,7 +14,7 @@ import torch
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.digest import digest
 from rollart_hpc.weights.direct import DirectSource, DirectTarget, Named
-from rollart_hpc.weights.groups import TransferError
+from rollart_hpc.weights.process_groups import TransferError
 from rollart_hpc.wire.messages import Message, TransferFailed, TransferJoin, TransferReady, TransferSent
 from tests.processes import server
 

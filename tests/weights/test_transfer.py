@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rollart_hpc.types import WeightsId
-from rollart_hpc.weights.groups import TransferError
 from rollart_hpc.weights.layout import BucketInfo
+from rollart_hpc.weights.process_groups import TransferError
 from rollart_hpc.weights.store import NodeStore
 from rollart_hpc.weights.transfer import Sending, open_rendezvous
 from rollart_hpc.wire.messages import (

@@ -17,8 +17,8 @@ from rollart_hpc.bench.load.counts import Counts, CpuClock, Window, window_of
 from rollart_hpc.bench.load.environments import Environments
 from rollart_hpc.bench.load.sockets import Answer, Identity, Peer, Sockets
 from rollart_hpc.bench.load.workers import Engines, Later, Relays, Rewards, Trainers
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import SiteError
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.keys import load_client
 

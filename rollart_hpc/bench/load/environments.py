@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from rollart_hpc.bench.load.counts import Counts
-from rollart_hpc.bench.load.payloads import ANSWER_TOKENS, PROMPT, PROMPT_TOKENS, TURN_TOKENS, num_turns, record_of
+from rollart_hpc.bench.load.payloads import ANSWER_TOKENS, PROMPT, TURN_TOKENS, num_turns, record_of
 from rollart_hpc.bench.load.sockets import Peer
 from rollart_hpc.wire import messages as ms
 
@@ -113,7 +113,5 @@ class Environments:
     def _ask(self, slot: Slot, due_s: float) -> None:
         slot.asked_s = due_s
         prefix = slot.turn * TURN_TOKENS
-        wanted = ms.TurnWanted(
-            slot.trajectory, slot.issue, slot.turn, prefix, 0, PROMPT_TOKENS, ANSWER_TOKENS, slot.turn == 0
-        )
+        wanted = ms.TurnWanted(slot.trajectory, slot.issue, slot.turn, prefix, 0, ANSWER_TOKENS, slot.turn == 0)
         slot.peer.send(wanted, PROMPT)

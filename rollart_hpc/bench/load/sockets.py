@@ -17,8 +17,8 @@ from typing import Any
 import zmq
 
 from rollart_hpc import __version__
-from rollart_hpc.config.process import raise_file_limit
 from rollart_hpc.errors import SiteError
+from rollart_hpc.processes.lifetime import raise_file_limit
 from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.hub import identity_of
 from rollart_hpc.wire.keys import ClientKeys

@@ -58,7 +58,7 @@ class Engines:
         if isinstance(message, ms.Generate):
             name = peer.identity.name
             self.counts.turns[name] += 1
-            done = ms.Generated(message.request, message.trajectory, "stop", PROMPT_TOKENS, ANSWER_TOKENS)
+            done = ms.Generated(message.request, message.trajectory, PROMPT_TOKENS, ANSWER_TOKENS)
             peer.send(done, *answer_of(self.installed[name]))
         elif isinstance(message, ms.Install):
             self._later.do(peer, lambda: self._installed(peer, message))

@@ -22,8 +22,8 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from rollart_hpc.engines.contract import Counters
-from rollart_hpc.engines.vllm.settings import Setup, arguments
+from rollart_hpc.engines.contract import Counters, EngineSetup
+from rollart_hpc.engines.vllm.settings import arguments
 from rollart_hpc.engines.vllm.updates import INCOMPLETE, Update
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.types import WeightsId
@@ -38,10 +38,13 @@ class StepCounter:
 
     def __init__(self, counters: Counters, moved: threading.Event) -> None:
         self._counters, self._moved = counters, moved
+        self.kv_usage = 0.0  # of the cache, by requests that run; what is kept for later turns counts as free
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
+        if scheduler_stats is not None:
+            self.kv_usage = scheduler_stats.kv_cache_usage
         if iteration_stats is not None:
             self._counters.num_forwards += 1
             self._counters.num_decode_tokens += iteration_stats.num_generation_tokens
@@ -50,7 +53,7 @@ class StepCounter:
 
 
 class VllmCore:
-    def __init__(self, setup: Setup, counters: Counters) -> None:
+    def __init__(self, setup: EngineSetup, counters: Counters) -> None:
         logging.getLogger("vllm").setLevel(logging.WARNING)
         self._moved = threading.Event()  # a step is over, or a request
         self._ended: deque[RequestOutput | BaseException] = deque()
@@ -58,13 +61,19 @@ class VllmCore:
         self._aborted: set[asyncio.Task[None]] = set()  # that have not told vLLM yet
         self._names: dict[int, str] = {}  # vLLM's own, of those it has taken
         self._llm: Any = AsyncLLM.from_engine_args(engine_args(setup))
-        self._llm.logger_manager = StepCounter(counters, self._moved)  # its outputs are read from the first request on
+        self._steps = StepCounter(counters, self._moved)
+        self._llm.logger_manager = self._steps  # its outputs are read from the first request on
+        self.kv_tokens = _kv_tokens(self._llm.vllm_config.cache_config)
         self.vocabulary = int(self._llm.model_config.get_vocab_size())
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
         self._thread.start()
         self._call(self._llm.get_supported_tasks())  # which the first requests would ask for all at once
         self.pause()  # until the first install
+
+    @property
+    def kv_used_tokens(self) -> int:
+        return round(self._steps.kv_usage * self.kv_tokens)
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -167,17 +176,22 @@ class VllmCore:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
-def engine_args(setup: Setup) -> AsyncEngineArgs:
+def _kv_tokens(config: Any) -> int:
+    """vLLM's own figure, which is right for models with several kinds of attention too; else that of its blocks."""
+    return int(getattr(config, "kv_cache_size_tokens", 0) or (config.num_gpu_blocks or 0) * config.block_size)
+
+
+def engine_args(setup: EngineSetup) -> AsyncEngineArgs:
     wanted = arguments(setup)
     known = {f.name for f in fields(AsyncEngineArgs)}
     for name in wanted.keys() - known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else "see vLLM's engine arguments"
-        raise UserError(f"engine.vllm.{name}: vLLM has no such engine argument", hint)
+        raise UserError(f"engine.options.{name}: vLLM has no such engine argument", hint)
     try:
         return AsyncEngineArgs(**wanted)
     except (TypeError, ValueError) as error:
-        raise UserError(f"engine.vllm: vLLM refuses its arguments: {error}", "correct the run file") from None
+        raise UserError(f"engine.options: vLLM refuses its arguments: {error}", "correct the run file") from None
 
 
 def sampling(

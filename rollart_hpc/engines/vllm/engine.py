@@ -7,6 +7,7 @@ prompt to vLLM, and its prefix cache finds the blocks again. So what is held of 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections import deque
 from collections.abc import Iterable
@@ -17,11 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollart_hpc.engines.contract import Counters, Finished, Request
-from rollart_hpc.engines.model import end_ids
+from rollart_hpc.engines.contract import Counters, EngineSetup, Finished, Request
 from rollart_hpc.engines.vllm.handles import Handle, remove_kv, usable_params
-from rollart_hpc.engines.vllm.settings import Setup, prefill_params, set_environment
+from rollart_hpc.engines.vllm.settings import prefill_params, set_environment
 from rollart_hpc.engines.vllm.updates import from_collective, from_store
+from rollart_hpc.model_files import end_ids
 from rollart_hpc.types import TokenRecord, WeightsId
 from rollart_hpc.weights.direct import DirectTarget
 from rollart_hpc.weights.store import NodeStore, StoredWeights
@@ -30,6 +31,11 @@ from rollart_hpc.wire.prefix import prefix_hash
 log = logging.getLogger(__name__)
 
 _BUCKET_BYTES = 256 << 20  # of weights that don't lie in shared memory yet
+
+
+def make(setup: EngineSetup) -> VllmEngine:
+    os.umask(0o077)  # what vLLM writes is as private as what we write
+    return VllmEngine(setup, NodeStore(setup.store, setup.inbox))
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +51,7 @@ class Live:
 
 
 class VllmEngine:
-    def __init__(self, setup: Setup, inbox: NodeStore) -> None:
+    def __init__(self, setup: EngineSetup, inbox: NodeStore) -> None:
         """`inbox`: where weights that come as tensors are put, for the workers to map them."""
         set_environment(setup)
         from rollart_hpc.engines.vllm.core import VllmCore, sampling
@@ -63,12 +69,20 @@ class VllmEngine:
         self._max_len = setup.max_len
         self._max_held = max(setup.config.kv_slots, setup.config.max_running)
         self._deterministic = setup.deterministic
-        self._end_ids = end_ids(setup.model)
+        self._end_ids = sorted(end_ids(setup.model))
         self._held: dict[str, NDArray[np.int32]] = {}  # by last use, oldest first
         self._live: dict[int, Live] = {}
         self._ended: list[Finished] = []
         self._suspended = False
         self._handed: deque[str] = deque()  # keys of KV made for others
+
+    @property
+    def kv_tokens(self) -> int:
+        return self._core.kv_tokens
+
+    @property
+    def kv_used_tokens(self) -> int:
+        return self._core.kv_used_tokens
 
     # --- requests ------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """From our configuration to vLLM's: environment variables and engine arguments. Owns both; starts nothing.
 
-`engine.vllm` in the run file may set any engine argument but the reserved ones, which this package relies on.
+`engine.options` in the run file may set any engine argument but the reserved ones, which this package relies on.
 vLLM's engine core has a process of its own, so that scheduling overlaps with what ours does.
 """
 
@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 import os
 import socket
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from rollart_hpc.config.process import OFFLINE
-from rollart_hpc.config.schema import EngineConfig
+from rollart_hpc.engines.contract import EngineSetup
+from rollart_hpc.processes.lifetime import OFFLINE
 
 BACKEND = "rollart"  # the name of our weight transfer in vLLM's registry
 _EXTENSION = "rollart_hpc.engines.vllm.worker.Extension"
@@ -24,32 +22,10 @@ _LEAST_KV_BYTES = 64 << 20
 _LEASE_S = 6
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What an engine is started with."""
-
-    model: Path
-    config: EngineConfig
-    max_len: int  # tokens of a trajectory at most
-    scratch: Path  # caches of vLLM and torch go here; private to the run
-    tensor_parallel: int = 1
-    deterministic: bool = False
-    seed: int = 0
-    kv_directory: Path | None = None  # split turns: where KV changes hands on CPU machines; None = no split turns
-    host: str = "127.0.0.1"  # split turns: where engines elsewhere reach this one
-
-    @property
-    def on_cpu(self) -> bool:
-        if self.config.device != "auto":
-            return self.config.device == "cpu"
-        import torch
-
-        return not torch.cuda.is_available()
-
-
-def set_environment(setup: Setup) -> None:
+def set_environment(setup: EngineSetup) -> None:
     """Before vLLM is imported. What the user has set already stays."""
     variables = OFFLINE | {
+        "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CONFIGURE_LOGGING": "0",  # its log lines go where ours go
         "VLLM_CACHE_ROOT": str(setup.scratch / "vllm"),
         "VLLM_CONFIG_ROOT": str(setup.scratch / "vllm"),
@@ -78,12 +54,12 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def arguments(setup: Setup) -> dict[str, Any]:
+def arguments(setup: EngineSetup) -> dict[str, Any]:
     """vLLM's engine arguments: ours, then the user's, then what we rely on."""
-    return _defaults(setup) | dict(setup.config.vllm) | _reserved(setup)
+    return _defaults(setup) | dict(setup.config.options) | _reserved(setup)
 
 
-def _defaults(setup: Setup) -> dict[str, Any]:
+def _defaults(setup: EngineSetup) -> dict[str, Any]:
     config = setup.config
     running = 1 if setup.deterministic else config.max_running
     values: dict[str, Any] = {
@@ -101,7 +77,7 @@ def _defaults(setup: Setup) -> dict[str, Any]:
     return values
 
 
-def kv_transfer(setup: Setup) -> dict[str, Any]:
+def kv_transfer(setup: EngineSetup) -> dict[str, Any]:
     """Every engine may prefill for others and decode what others prefilled; KV that does not come is computed.
 
     NIXL: written from vLLM's documentation (disaggregated prefill with NixlConnector); has not been run on GPUs.
@@ -117,7 +93,7 @@ def kv_transfer(setup: Setup) -> dict[str, Any]:
     }
 
 
-def prefill_params(setup: Setup, key: str) -> dict[str, Any]:
+def prefill_params(setup: EngineSetup, key: str) -> dict[str, Any]:
     """What a request says to have its KV handed on."""
     if setup.on_cpu:
         return {"save": key}
@@ -131,8 +107,8 @@ def prefill_params(setup: Setup, key: str) -> dict[str, Any]:
     }
 
 
-def _reserved(setup: Setup) -> dict[str, Any]:
-    """`config.rules` names the same keys, so that a run file that sets one is refused before anything starts."""
+def _reserved(setup: EngineSetup) -> dict[str, Any]:
+    """`backend` names the same keys, so that a run file that sets one is refused before anything starts."""
     split = {} if setup.kv_directory is None else {"kv_transfer_config": kv_transfer(setup)}
     return split | {
         "model": str(setup.model),
@@ -148,7 +124,7 @@ def _reserved(setup: Setup) -> dict[str, Any]:
     }
 
 
-def _kv_bytes(setup: Setup) -> int:
+def _kv_bytes(setup: EngineSetup) -> int:
     """Room for `kv_slots` trajectories of full length; vLLM would take half of the machine's memory."""
     model = json.loads((setup.model / "config.json").read_text())
     heads = int(model["num_attention_heads"])

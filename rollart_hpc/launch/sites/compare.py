@@ -9,7 +9,7 @@ from rollart_hpc.config.site import HardwareClass, SiteConfig
 from rollart_hpc.launch.finding import Finding, fail, good, note, warn
 from rollart_hpc.launch.sites.describe import known_gpu
 from rollart_hpc.launch.slurm.inventory import Inventory, NodeKind, Partition
-from rollart_hpc.launch.slurm.membership import is_open
+from rollart_hpc.launch.slurm.unix_groups import is_open
 
 
 def compare(site: SiteConfig, inventory: Inventory) -> list[Finding]:

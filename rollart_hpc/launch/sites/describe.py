@@ -15,7 +15,7 @@ import yaml
 
 from rollart_hpc.hardware import BANDWIDTH, COMPUTE, CPU, GPUS
 from rollart_hpc.launch.slurm.inventory import Inventory, NodeKind, Partition
-from rollart_hpc.launch.slurm.membership import is_open
+from rollart_hpc.launch.slurm.unix_groups import is_open
 
 _LOOPBACK = "lo"
 

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import RollartError, SiteError, UserError
 from rollart_hpc.launch.ownership import ask_to_end, supervisor_pid
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.launch.slurm.job import END_S
 from rollart_hpc.launch.slurm.queue import job_names, live_jobs, own_job_ids
+from rollart_hpc.rundir import RunDir
 
 INSIST_S = 10.0  # Slurm has so long to end a job before its processes are killed
 LIMIT_S = 60.0

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
-from rollart_hpc.config.process import EXIT_DRAINED
-from rollart_hpc.config.rundir import RunDir
-from rollart_hpc.errors import EXIT_ENVIRONMENT, RollartError
+from rollart_hpc.errors import EXIT_DRAINED, EXIT_ENVIRONMENT, RollartError
 from rollart_hpc.files import read_json
 from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.launch.slurm.queue import Queue
-from rollart_hpc.launch.slurm.standing import Ends, standing
+from rollart_hpc.launch.slurm.state import StateWatch, job_state
+from rollart_hpc.rundir import RunDir
 
 LOOK_EVERY_S = 1.0
 _EXITS = {"finished": 0, "drained": EXIT_DRAINED, "cancelled": EXIT_DRAINED}
@@ -25,13 +24,13 @@ class Screen(Protocol):
 
 def follow(run: RunDir, job_id: int, slurm: Slurm, screen: Screen) -> int:
     """Returns the exit code of the run."""
-    queue, ends, said = Queue(run), Ends(), ""
+    queue, watch, said = Queue(run), StateWatch(), ""
     while True:
         status = read_json(run.status)
         if status:
             screen.show(status)
-        now = standing(run, queue)
-        is_over = ends.believes(now.state) and now.state in _OVER and all(row.is_over for row in now.rows)
+        now = job_state(run, queue)
+        is_over = watch.is_stable(now.state) and now.state in _OVER and all(row.is_over for row in now.rows)
         text = f"{now.state or 'running'}{': ' if now.reason else ''}{now.reason}"
         if text != said:
             said = text

@@ -16,9 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from rollart_hpc.config.process import PARENT_VARIABLE
 from rollart_hpc.config.resolved import read_resolved, read_site
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import UserError
 from rollart_hpc.files import make_directory
 from rollart_hpc.launch.command import environment, python
@@ -28,6 +26,8 @@ from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.launch.slurm.job import END_S
 from rollart_hpc.launch.slurm.record import HeldBy
 from rollart_hpc.launch.slurm.script import SUPERVISOR, allocation_options
+from rollart_hpc.processes.lifetime import PARENT_VARIABLE
+from rollart_hpc.rundir import RunDir
 
 ENDING = (signal.SIGHUP, signal.SIGTERM)
 

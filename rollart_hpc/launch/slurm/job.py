@@ -25,13 +25,12 @@ from typing import Any, get_args
 
 import msgspec
 
-from rollart_hpc.config.process import EXIT_DRAINED, end_with_parent
 from rollart_hpc.config.resolved import read_resolved, read_site
-from rollart_hpc.config.rundir import RunDir, open_run_dir
-from rollart_hpc.errors import EXIT_ENVIRONMENT, RollartError, SiteError
+from rollart_hpc.errors import EXIT_DRAINED, EXIT_ENVIRONMENT, RollartError, SiteError
 from rollart_hpc.files import write_json
 from rollart_hpc.launch.base_model import prepare_model
 from rollart_hpc.launch.command import role_environment
+from rollart_hpc.launch.elastic.slurm import SlurmWorkers
 from rollart_hpc.launch.ownership import read_ownership, write_ownership
 from rollart_hpc.launch.plan import Component, make_plan
 from rollart_hpc.launch.slurm import record
@@ -40,15 +39,16 @@ from rollart_hpc.launch.slurm.budget import Budget
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
 from rollart_hpc.launch.slurm.epilogue import LIMIT_S as EPILOGUE_S
 from rollart_hpc.launch.slurm.epilogue import run_epilogues
-from rollart_hpc.launch.slurm.hands import SlurmHands
 from rollart_hpc.launch.slurm.nodes import excluded, note_nodes
+from rollart_hpc.launch.slurm.place import CANCEL_S, SRUN_S, SlurmPlace
 from rollart_hpc.launch.slurm.requeue import requeue
-from rollart_hpc.launch.slurm.steps import CANCEL_S, SRUN_S, SlurmPlace
 from rollart_hpc.launch.slurm.usage import usage
 from rollart_hpc.launch.supervisor import DRAIN_S, LEAVE_S, Supervisor, Why
 from rollart_hpc.observe import perfetto
 from rollart_hpc.observe.report import write_report
 from rollart_hpc.observe.status import Cluster, GpuHours, read_status
+from rollart_hpc.processes.lifetime import end_with_parent
+from rollart_hpc.rundir import RunDir, open_run_dir
 
 REQUEUED = "requeued"
 END_S = (
@@ -106,16 +106,17 @@ class Job:
     def _supervise(self) -> tuple[str, Why]:
         budget = Budget(self.slurm, self.allocation.leader, self.config.job.signal_s)
         place = SlurmPlace(self.run.path, self.plan, self.site, self.allocation, self.slurm, budget)
-        hands = SlurmHands(self.run, self.config, self.slurm)
+        workers = SlurmWorkers(self.run, self.config, self.slurm)
         try:
             self._warm_up(place)
             with _ended_by_signals():
                 prepare_model(self.run, self.config, self.out.say)
-            supervisor = Supervisor(self.run, self.config, self.plan, self.out, place, hands)
+            supervisor = Supervisor(self.run, self.config, self.plan, self.out, place, workers)
             return supervisor.supervise(), supervisor.why
         except _TimeIsUp:
             return "drained", "limit"
         finally:
+            workers.close()
             place.cool_down()
             run_epilogues(self.run.path, self.plan, self.site, self.allocation, self.out.say)
 

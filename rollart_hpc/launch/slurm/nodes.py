@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
+from rollart_hpc.rundir import RunDir
 
 _BAD_STATES = ("down", "drain", "fail", "unknown")
 

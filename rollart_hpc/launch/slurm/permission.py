@@ -17,7 +17,7 @@ from rollart_hpc.launch.plan import Component, Plan
 from rollart_hpc.launch.slurm.budget import seconds
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
 from rollart_hpc.launch.slurm.limits import Limits, exceeded
-from rollart_hpc.launch.slurm.membership import own_groups
+from rollart_hpc.launch.slurm.unix_groups import own_groups
 
 Record = dict[str, str]
 _ANY = ("", "ALL", "(null)", "N/A")

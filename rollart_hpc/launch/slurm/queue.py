@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
 from rollart_hpc.launch.slurm.script import elastic_name
+from rollart_hpc.rundir import RunDir
 
 LIMIT_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 15.0
@@ -53,7 +53,7 @@ _BEGINNINGS = {
 }
 
 
-class Row(msgspec.Struct, frozen=True):
+class JobRow(msgspec.Struct, frozen=True):
     """A component, or an ordinary job."""
 
     job: str  # 12, or 12+1
@@ -74,10 +74,10 @@ class Queue:
 
     def __init__(self, run: RunDir, slurm: Slurm | None = None) -> None:
         self._run, self._slurm = run, slurm or Slurm(limit_s=LIMIT_S)
-        self._rows: list[Row] | None = None
+        self._rows: list[JobRow] | None = None
         self._pause_s, self._next_s = FIRST_PAUSE_S, 0.0
 
-    def rows(self) -> list[Row] | None:
+    def rows(self) -> list[JobRow] | None:
         """Newest job only, by component. Empty: Slurm knows of none any more. None: it does not answer."""
         if time.monotonic() < self._next_s:
             return self._rows
@@ -86,7 +86,7 @@ class Queue:
         self._rows, self._next_s = found, time.monotonic() + self._pause_s
         return found
 
-    def _ask(self) -> list[Row] | None:
+    def _ask(self) -> list[JobRow] | None:
         jobs = job_ids(self._run)
         if not jobs:
             return []
@@ -133,7 +133,7 @@ def words(reason: str) -> str:
     return f"{text} ({reason})" if text else reason
 
 
-def _row(fields: dict[str, str]) -> Row:
+def _row(fields: dict[str, str]) -> JobRow:
     known = {name: "" if value in ("N/A", "(null)") else value for name, value in fields.items()}
     waits = known["state"] == "PENDING"
-    return msgspec.convert({**known, "reason": words(known["reason"]) if waits else ""}, Row)
+    return msgspec.convert({**known, "reason": words(known["reason"]) if waits else ""}, JobRow)

@@ -12,8 +12,8 @@ from typing import Literal, Union
 
 import msgspec
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.files import append_line, mend
+from rollart_hpc.rundir import RunDir
 
 
 class Line(msgspec.Struct, frozen=True, tag_field="kind"):
@@ -34,7 +34,7 @@ class Submitted(Line, frozen=True, tag="submitted"):
     time_s: float = msgspec.field(default_factory=time.time)
 
 
-class Hired(Line, frozen=True, tag="hired"):
+class ElasticJob(Line, frozen=True, tag="elastic_job"):
     """A job of one elastic worker."""
 
     job: int
@@ -95,7 +95,7 @@ class GoodNode(Line, frozen=True, tag="good_node"):
     time_s: float = msgspec.field(default_factory=time.time)
 
 
-Record = Union[Submitting, Submitted, Hired, Began, Ended, Cancelled, BadNode, GoodNode]
+Record = Union[Submitting, Submitted, ElasticJob, Began, Ended, Cancelled, BadNode, GoodNode]
 _decode = msgspec.json.Decoder(Record).decode
 
 

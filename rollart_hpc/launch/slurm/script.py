@@ -19,12 +19,12 @@ from typing import Any
 import xxhash
 
 import rollart_hpc
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import Options, SiteConfig
 from rollart_hpc.errors import SiteError
 from rollart_hpc.launch.plan import Component, Plan
 from rollart_hpc.launch.summary import clock, cost_line
+from rollart_hpc.rundir import RunDir
 
 SUPERVISOR = "rollart_hpc.launch.slurm.job"  # what the batch script becomes
 _PACKAGE = Path(rollart_hpc.__file__).resolve().parent

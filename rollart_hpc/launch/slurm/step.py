@@ -15,7 +15,7 @@ from rollart_hpc.files import disk_errors
 from rollart_hpc.launch.process import Child, Order
 
 
-class Step(Child):
+class SrunStep(Child):
     """An srun."""
 
     slurm_name = ""  # no other step has it
@@ -33,12 +33,12 @@ class WarmSteps:
     """By the name of the process they will be."""
 
     def __init__(self) -> None:
-        self._steps: dict[str, Step] = {}
+        self._steps: dict[str, SrunStep] = {}
 
-    def add(self, step: Step) -> None:
+    def add(self, step: SrunStep) -> None:
         self._steps[step.name] = step
 
-    def take(self, order: Order, command: list[str]) -> Step | None:
+    def take(self, order: Order, command: list[str]) -> SrunStep | None:
         """The step as the process of this order; None if there is none, or it has ended. Its log moves with it."""
         step = self._steps.pop(order.proc.name, None)
         if step is None:
@@ -59,7 +59,7 @@ class WarmSteps:
         self._steps.clear()
 
 
-def _tell(step: Step, line: str) -> bool:
+def _tell(step: SrunStep, line: str) -> bool:
     assert isinstance(step.popen, Popen) and step.popen.stdin is not None
     try:
         with step.popen.stdin as pipe:

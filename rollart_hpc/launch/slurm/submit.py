@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import SiteError, UserError
@@ -20,6 +19,7 @@ from rollart_hpc.launch.slurm.commands import Slurm, SlurmError, SlurmSilent
 from rollart_hpc.launch.slurm.permission import need_permission
 from rollart_hpc.launch.slurm.queue import job_ids, live_jobs, own_job_ids
 from rollart_hpc.launch.slurm.script import job_name, render_script
+from rollart_hpc.rundir import RunDir
 
 PAUSES_S = (2.0, 5.0, 10.0, 20.0)  # before the job is looked up after sbatch had no answer
 _NO_ANSWER = re.compile(r"timed out|unable to contact slurm|zero bytes|connection refused|communications", re.I)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.plan import Plan
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.observe import timeline
 from rollart_hpc.observe.lanes import busy_and_idle
 from rollart_hpc.observe.status import GpuHours
 from rollart_hpc.observe.trace import CATEGORIES
+from rollart_hpc.rundir import RunDir
 
 HOUR_S = 3600.0
 BUSY = frozenset(CATEGORIES) - {"wait"}

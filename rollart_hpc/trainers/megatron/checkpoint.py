@@ -2,7 +2,7 @@
 
     DIRECTORY/
       __<rank>_<i>.distcp, .metadata, common.pt, metadata.json    megatron's dist_checkpointing: model, optimizer
-      files_<rank>.json, trainer.json                             what was written, see `seals`
+      files_<rank>.json, trainer.json                             what was written, see `checksums`
 
 It may be loaded with other parallel sizes than wrote it.
 """
@@ -25,7 +25,8 @@ from megatron.core.optimizer import MegatronOptimizer
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
-from rollart_hpc.trainers import sealed, seals
+from rollart_hpc.trainers import checkpoint as common
+from rollart_hpc.trainers import checksums
 from rollart_hpc.trainers.world import World
 
 _OF_RANK_0 = (".metadata", "common.pt", "metadata.json")
@@ -50,18 +51,18 @@ class State(NamedTuple):
     optimizer: MegatronOptimizer
 
 
-def save(directory: Path, state: State, world: World, head: seals.Head) -> None:
+def save(directory: Path, state: State, world: World, head: checksums.Head) -> None:
     def write() -> list[str]:
         tensors = _tensors(state, head.has_stepped, is_loading=False)
         dist_checkpointing.save(tensors, str(directory), _InThisProcess("torch_dist", 1))
         names = [path.name for path in directory.glob(f"__{world.rank}_*.distcp")]
         return names + list(_OF_RANK_0) * (world.rank == 0)
 
-    sealed.save(directory, world, head, write)
+    common.save(directory, world, head, write)
 
 
-def load(directory: Path, state: State, world: World) -> seals.Head:
-    def read(head: seals.Head) -> None:
+def load(directory: Path, state: State, world: World) -> checksums.Head:
+    def read(head: checksums.Head) -> None:
         if head.has_stepped:
             _make_state(state.optimizer.optimizer)
         tensors = dist_checkpointing.load(_tensors(state, head.has_stepped, is_loading=True), str(directory))
@@ -73,7 +74,7 @@ def load(directory: Path, state: State, world: World) -> seals.Head:
             state.optimizer.optimizer.state.clear()
             state.optimizer.reload_model_params()
 
-    return sealed.load(directory, world, read)
+    return common.load(directory, world, read)
 
 
 def _tensors(state: State, has_stepped: bool, *, is_loading: bool) -> dict[str, Any]:

@@ -22,11 +22,12 @@ from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attri
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 
-from rollart_hpc.config.schema import MegatronConfig, RunConfig
+from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers.megatron import exchange, layout
 from rollart_hpc.trainers.megatron.attention import PackedAttention
-from rollart_hpc.trainers.megatron.exchange import Place
+from rollart_hpc.trainers.megatron.backend import MegatronOptions, sizes_of
+from rollart_hpc.trainers.megatron.exchange import Coordinates
 from rollart_hpc.trainers.megatron.families import Family, read_family
 from rollart_hpc.trainers.megatron.layout import Shape, Weight
 from rollart_hpc.trainers.packing import MicroBatch
@@ -52,17 +53,17 @@ class Policy(GPTModel):  # type: ignore[misc]
         return (inputs[0][self._keep], *inputs[1:])
 
 
-class Loaded(NamedTuple):
+class LoadedModel(NamedTuple):
     """A model with weights, and where they lie."""
 
     model: Policy
     config: TransformerConfig
     family: Family
     table: list[Weight]
-    place: Place
+    coordinates: Coordinates
 
 
-def open_groups(sizes: MegatronConfig) -> None:
+def open_groups(sizes: MegatronOptions) -> None:
     """megatron keeps its groups for the whole process."""
     if parallel_state.model_parallel_is_initialized():
         return
@@ -74,9 +75,9 @@ def open_groups(sizes: MegatronConfig) -> None:
     model_parallel_cuda_manual_seed(0)
 
 
-def load(directory: Path, run: RunConfig, world: World) -> Loaded:
+def load(directory: Path, run: RunConfig, world: World) -> LoadedModel:
     """This rank's part of the model, before any wrapping."""
-    family, sizes = read_family(directory), run.trainer.megatron
+    family, sizes = read_family(directory), sizes_of(run)
     _check_sizes(family, sizes, directory)
     is_gpu = world.device.type == "cuda"
     config = _config(family, run, is_gpu=is_gpu)
@@ -84,11 +85,11 @@ def load(directory: Path, run: RunConfig, world: World) -> Loaded:
     shape = Shape(sizes.tensor_parallel, sizes.pipeline_parallel, family.padded_vocabulary(multiple), is_gpu)
     model = _build(family, config, shape)
     table = list(layout.weights(family, shape))
-    place = _place(sizes)
+    coordinates = _coordinates(sizes)
     parameters = dict(model.named_parameters())
-    exchange.read_into(parameters, table, place, directory)
+    exchange.read_into(parameters, table, coordinates, directory)
     _mark_split(parameters, table)
-    return Loaded(model.to(world.device), config, family, table, place)
+    return LoadedModel(model.to(world.device), config, family, table, coordinates)
 
 
 def _build(family: Family, config: TransformerConfig, shape: Shape) -> Policy:
@@ -109,7 +110,7 @@ def _build(family: Family, config: TransformerConfig, shape: Shape) -> Policy:
 
 
 def _config(family: Family, run: RunConfig, *, is_gpu: bool) -> TransformerConfig:
-    sizes, dtype = run.trainer.megatron, getattr(torch, run.trainer.dtype)
+    sizes, dtype = sizes_of(run), getattr(torch, run.trainer.dtype)
     recompute: dict[str, Any] = {}
     if run.trainer.activation_checkpointing:
         recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -182,7 +183,7 @@ def _llama3(inv_freq: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
     return (1 - smooth) * inv_freq / factor + smooth * inv_freq
 
 
-def _check_sizes(family: Family, sizes: MegatronConfig, directory: Path) -> None:
+def _check_sizes(family: Family, sizes: MegatronOptions, directory: Path) -> None:
     tensor, pipeline = sizes.tensor_parallel, sizes.pipeline_parallel
     for what, number, parts in (
         ("layers", family.num_layers, pipeline),
@@ -194,15 +195,15 @@ def _check_sizes(family: Family, sizes: MegatronConfig, directory: Path) -> None
             key = "pipeline_parallel" if what == "layers" else "tensor_parallel"
             raise SiteError(
                 f"{directory} has {number} {what}, which can't be split evenly over {parts}",
-                f"choose a trainer.megatron.{key} that divides {number}",
+                f"choose a trainer.options.{key} that divides {number}",
             )
 
 
-def _place(sizes: MegatronConfig) -> Place:
+def _coordinates(sizes: MegatronOptions) -> Coordinates:
     group = parallel_state.get_tensor_model_parallel_group()
     num_replicas = parallel_state.get_data_parallel_world_size()
     per_stage = sizes.tensor_parallel * num_replicas
-    return Place(
+    return Coordinates(
         rank=torch.distributed.get_rank(),
         tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
         tensor_ranks=tuple(torch.distributed.get_process_group_ranks(group)),

@@ -16,9 +16,12 @@ import torch
 import torch.distributed as dist
 
 from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.errors import SiteError
+from rollart_hpc.extras import install
+from rollart_hpc.trainers.checksums import Head
 from rollart_hpc.trainers.megatron import cpu_shim
+from rollart_hpc.trainers.megatron.backend import sizes_of
 from rollart_hpc.trainers.packing import MicroBatch
-from rollart_hpc.trainers.seals import Head
 from rollart_hpc.trainers.step import StepTrainer
 from rollart_hpc.trainers.world import World
 from rollart_hpc.weights.digest import digest
@@ -28,7 +31,13 @@ def make_trainer(config: RunConfig, model_dir: Path, world: World) -> MegatronTr
     """megatron asks for a GPU while it is imported: what stands in for one comes first."""
     if world.device.type == "cpu":
         cpu_shim.install()
-    return MegatronTrainer(config, model_dir, world)
+    try:
+        return MegatronTrainer(config, model_dir, world)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(("megatron", "transformer_engine")):
+            raise
+        what = f"trainer.kind is megatron, but {error.name} is not installed"
+        raise SiteError(what, f"{install('megatron')}, and transformer_engine on GPUs") from None
 
 
 class MegatronTrainer(StepTrainer):
@@ -39,16 +48,21 @@ class MegatronTrainer(StepTrainer):
 
         from rollart_hpc.trainers.megatron import model
 
-        model.open_groups(config.trainer.megatron)
+        model.open_groups(sizes_of(config))
         super().__init__(
-            config, world, replica=groups.get_data_parallel_rank(), num_replicas=groups.get_data_parallel_world_size()
+            config,
+            model_dir,
+            world,
+            replica=groups.get_data_parallel_rank(),
+            num_replicas=groups.get_data_parallel_world_size(),
+            num_stages=config.trainer.megatron.pipeline_parallel,
         )
         loaded = model.load(model_dir, config, world)
-        self._table, self._place, self._vocabulary = loaded.table, loaded.place, loaded.family.vocabulary
+        self._table, self._coordinates, self._vocabulary = loaded.table, loaded.coordinates, loaded.family.vocabulary
         self._tensor_group = groups.get_tensor_model_parallel_group()
         self._pipeline_group = groups.get_pipeline_model_parallel_group()
         self._is_last_stage = groups.is_pipeline_last_stage()
-        self._tallies = self._is_last_stage and self._place.tensor_rank == 0
+        self._tallies = self._is_last_stage and self._coordinates.tensor_rank == 0
         self._reference = None
         if config.algorithm.kl > 0:
             self._reference = model.load(model_dir, config, world).model
@@ -146,7 +160,7 @@ class MegatronTrainer(StepTrainer):
         """On rank 0 only: the others help it to gather and yield nothing."""
         from rollart_hpc.trainers.megatron import exchange
 
-        return exchange.gathered(dict(self._model.module.named_parameters()), self._table, self._place)
+        return exchange.gathered(dict(self._model.module.named_parameters()), self._table, self._coordinates)
 
     def _weights_digest(self) -> str:
         """Rank 0 has the weights, all ranks are told what they are."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.launch.slurm import cancel, record
 from rollart_hpc.launch.slurm.commands import Answer, Slurm
 from rollart_hpc.launch.slurm.queue import own_job_ids
+from rollart_hpc.rundir import RunDir
 
 SAVE = ("scancel", "--batch", "--signal=TERM", "12")
 IF_PENDING = ("scancel", "--state=PENDING", "12")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from rollart_hpc.config.load import load_site
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.launch.slurm.nodes import excluded, note_nodes
 from rollart_hpc.launch.slurm.requeue import requeue
+from rollart_hpc.rundir import RunDir
 
 Nodes = Callable[[str], None]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.budget import seconds
 from rollart_hpc.launch.slurm.queue import job_ids, job_names, words
 from rollart_hpc.launch.slurm.usage import _given
+from rollart_hpc.rundir import RunDir
 
 PARTS = [record.Part(13, "h800", "gpu", ["n1", "n2"], 8)]
 

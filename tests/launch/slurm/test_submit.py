@@ -9,13 +9,13 @@ import pytest
 
 from rollart_hpc.cli.status import is_on_cluster, read_status
 from rollart_hpc.config.load import load, load_site
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm import submit as submitting
 from rollart_hpc.launch.slurm.commands import SEPARATOR, Slurm
 from rollart_hpc.launch.slurm.submit import Request, submit, submit_again
+from rollart_hpc.rundir import RunDir
 
 TIMED_OUT = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
 

@@ -1,0 +1,28 @@
+"""The inside of an elastic worker's job, on whatever node it gets: join the run, score, leave when nothing is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from rollart_hpc.errors import EXIT_USER
+from rollart_hpc.files import FILE_MODE
+from rollart_hpc.launch.command import environment, python
+from rollart_hpc.launch.slurm.commands import clean_environment
+from rollart_hpc.rundir import RunDir
+
+
+def work(run_dir: str, idle_s: float, live_s: float) -> None:
+    """In the job. Raises if the worker failed, so that Slurm tells; that the run is over is no failure."""
+    run = RunDir(run_dir)
+    name = f"reward-job-{os.environ.get('SLURM_JOB_ID', os.getpid())}"
+    command = python("-m", "rollart_hpc.cli", "join", run_dir, "reward", f"--name={name}")
+    command += [f"--idle-s={idle_s}", f"--live-s={live_s}"]
+    log = os.open(run.log(run.last_attempt(), name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+    try:
+        variables = clean_environment(environment())
+        code = subprocess.call(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables)
+    finally:
+        os.close(log)
+    if code not in (0, EXIT_USER):
+        raise RuntimeError(f"{name} ended with exit code {code}, see its log in {run.latest}/logs")

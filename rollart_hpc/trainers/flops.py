@@ -1,0 +1,42 @@
+"""How a sample's operations grow with its length. Owns the count from a model's config.json; loads no model.
+
+A forward of n tokens takes 2 * P * n operations in linear layers (P: their parameters that a token meets) and, with
+causal attention, 2 * Q * n * n in its L layers together (Q: width of all queries of all layers). Backward and
+recomputation multiply both alike. They are even at n = P / Q tokens: 50,000 for Qwen3-8B.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+LINEAR = 1 << 30  # so long that attention does not count
+
+
+def even_tokens(directory: Path) -> int:
+    """Of the model in this directory; `LINEAR` if its config does not tell, which balances tokens."""
+    try:
+        config = json.loads((directory / "config.json").read_text())
+        return even_tokens_of(config.get("text_config", config))
+    except (OSError, ValueError, KeyError):
+        return LINEAR
+
+
+def even_tokens_of(config: Mapping[str, Any]) -> int:
+    hidden, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
+    head_dim = config.get("head_dim") or hidden // heads
+    keys = (config.get("num_key_value_heads") or heads) * head_dim
+    queries = heads * head_dim
+    block = 2 * hidden * (queries + keys) + 3 * hidden * _mlp_width(config)
+    linear = layers * block + hidden * config["vocab_size"]
+    num_quadratic = sum(kind == "full_attention" for kind in config.get("layer_types") or ["full_attention"] * layers)
+    return min(LINEAR, max(1, linear // (num_quadratic * queries))) if num_quadratic else LINEAR
+
+
+def _mlp_width(config: Mapping[str, Any]) -> int:
+    """Of the experts that a token meets, if there are experts."""
+    if config.get("num_experts_per_tok") and config.get("moe_intermediate_size"):
+        return int(config["num_experts_per_tok"] * config["moe_intermediate_size"])
+    return int(config["intermediate_size"])
