@@ -229,8 +229,9 @@ class Router:
         wanted = self._wanted(trajectory, stage)
         pools = [pool for pool in self.pools.values() if self._serves(pool.name, wanted)]
         choice = Choice(pools, self._needs(trajectory, False))
-        # In lockstep no trajectory ends before all had their turn, so KV must be evicted and recomputed.
-        holds_kv = not self.rules.lockstep
+        # KV is reserved until the trajectory ends, except where that could deadlock. In lockstep no trajectory ends
+        # before all had their turn. A split trajectory that waits for one side may hold KV of the other.
+        holds_kv = not self.rules.lockstep and stage is not Stage.PREFILL
         engine = choice.emptiest(lambda e: fits_now(e, trajectory) and (not holds_kv or fits(e, trajectory)))
         if engine is None or not choice.is_level(engine):
             return None
