@@ -1,4 +1,4 @@
-"""Which groups are alive. Owns their opening, completion and end; a group that ends has a counted reason.
+"""Opens, completes and drops groups. Owns the groups in flight. Every dropped group has a counted reason.
 
 Groups admitted but neither trained nor dropped are at most those of the next 1 + alpha steps: that
 makes alpha = 0 exactly synchronous and keeps engines from over-producing.
@@ -29,8 +29,8 @@ class Admission:
         self.groups: dict[int, Group] = {}
         self.ages = Ages()
         self.num_groups = 0
-        self.next_index: Counter[str] = Counter()  # of each task's groups: decides their seeds
-        self.is_due = True  # something has changed since the last look
+        self.next_index: Counter[str] = Counter()  # next group index of each task; it decides the seeds
+        self.is_due = True  # something changed since the last call
         self._taken_back: set[tuple[str, int]] = set()  # (task, index) of groups that a checkpoint kept
         self._completed = 0
         self._num_alive: Counter[str] = Counter()  # groups of each task
@@ -68,7 +68,7 @@ class Admission:
         return wanted
 
     def trim(self, version: int, reason: DropReason) -> None:
-        """After going back the mix of the steps ahead is another one: groups that have no place in it go."""
+        """After a rollback the mix of the next steps differs. Drop the groups it has no place for."""
         room = self._wanted(version)
         for group in sorted(self.groups.values(), key=lambda g: g.id):
             group.admitted_version = min(group.admitted_version, version)
@@ -102,14 +102,14 @@ class Admission:
         self._num_alive[group.task] += 1
 
     def forget(self, group: Group) -> None:
-        """It has trained, or is dropped."""
+        """Remove a group that was trained or dropped."""
         del self.groups[group.id]
         self._num_alive[group.task] -= 1
         self.ages.remove(group)
         self.is_due = True
 
     def take_back(self, group: Group) -> None:
-        """A complete group from a checkpoint."""
+        """Restore a complete group from a checkpoint."""
         self._keep(group)
         self._taken_back.add((group.task, group.index))
         for member in group.members:
@@ -173,25 +173,25 @@ class Admission:
     # --- age ---------------------------------------------------------------------------------
 
     def is_stale(self, group: Group) -> bool:
-        """Too old for every step that is still to come."""
+        """True if the group is too old for every step that can still train it."""
         version = group.version
         return version is not None and version < self.batches.next_step - self.rules.alpha
 
     def sweep_stale(self) -> None:
         counted: set[str] = set()
         for group in self.ages.older_than(self.batches.next_step - self.rules.alpha):
-            # Dropping one may set its task aside, and with it the others that were found.
+            # Dropping one group may quarantine its task, which drops the others.
             is_due = group.id in self.groups and self.is_stale(group)
             if is_due and (self.rules.abort_stale or group.id in self.batches.buffer):
-                # One step that leaves many slow groups behind is one failure of their task, not many in a row.
+                # A step that leaves many slow groups behind counts once per task, not once per group.
                 self.drop(group, DropReason.GROUP_STALE, is_counted=group.task not in counted)
                 counted.add(group.task)
 
     def oldest_start(self, group: Group, version: int) -> int:
-        """The oldest version that a trajectory of this group may begin on, while the trainer is at `version`.
+        """The oldest version on which a trajectory of this group may start while the trainer is at `version`.
 
-        An older start leaves fewer steps to train in. It is allowed while these steps have a place for it: as many as
-        their batches hold, less the groups that are as old and need one too.
+        An older start leaves fewer steps to train in. It is allowed while those steps have a free place: the size of
+        their batches, minus the groups that are at least as old.
         """
         oldest = self.batches.next_step - self.rules.alpha
         if self.rules.in_order:
@@ -204,7 +204,7 @@ class Admission:
         return start
 
     def _has_place(self, task: str, version: int) -> bool:
-        """In the batches that groups as old as `version` can still train in."""
+        """True if a batch that can still train this version has a free place."""
         first, last = self.batches.next_step, min(version + self.rules.alpha, self.rules.steps - 1)
         places = sum(self.mix.quota(step).get(task, 0) for step in range(first, last + 1))
         if first == self.batches.step:
@@ -212,12 +212,12 @@ class Admission:
         return self.ages.num_up_to(version, task) < places
 
     def take(self, groups: list[Group]) -> None:
-        """A batch has them: their step is settled."""
+        """A batch took these groups, so their age no longer matters."""
         for group in groups:
             self.ages.remove(group)
 
     def give_back(self, groups: list[Group]) -> None:
-        """The batch that had them is abandoned."""
+        """The batch that held these groups was abandoned."""
         for group in groups:
             self.ages.note(group)
 

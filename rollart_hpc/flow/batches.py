@@ -17,7 +17,7 @@ from rollart_hpc.flow.mix import TaskMix
 from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.state import Group
 
-Order = tuple[int, int]  # the group that trains first has the lowest
+Order = tuple[int, int]  # lowest trains first
 
 
 class Batches:
@@ -40,7 +40,7 @@ class Batches:
         self._waiting: dict[str, list[tuple[Order, int]]] = {task: [] for task in rules.tasks}  # heaps of the buffer
         self._num_buffered: Counter[str] = Counter()
         self._num_taken: Counter[str] = Counter()
-        self._is_due = False  # something has changed since the last look
+        self._is_due = False  # something changed since the last call
 
     @property
     def is_open(self) -> bool:
@@ -62,7 +62,7 @@ class Batches:
         return dict(self._num_taken)
 
     def look_again(self) -> None:
-        """The mix has changed, or a group that others waited for is gone."""
+        """The mix changed, or a group that others waited for was dropped."""
         self._is_due = True
 
     def add(self, group: Group) -> None:
@@ -72,7 +72,7 @@ class Batches:
         self._is_due = True
 
     def discard(self, group: Group) -> None:
-        """It is dropped. Its entry goes when it comes to the top."""
+        """Remove a dropped group. Its heap entry is skipped later."""
         if self.buffer.pop(group.id, None) is not None:
             self._num_buffered[group.task] -= 1
         self._is_due = True
@@ -83,7 +83,7 @@ class Batches:
         self._is_due = True
 
     def abandon(self) -> list[Group]:
-        """The trainer is lost: its uncommitted groups wait again."""
+        """The trainer was lost. Return its uncommitted groups to the buffer."""
         returned = list(self.taken.values())
         self._settle()
         for group in returned:
@@ -101,7 +101,7 @@ class Batches:
         self._num_taken.clear()
 
     def fill(self) -> list[Group]:
-        """Send what the open batch can take now; returns it."""
+        """Send the groups that the open batch can take now, and return them."""
         if not self._is_due or not self.is_open or not self.buffer:
             return []
         self._is_due = False

@@ -33,7 +33,7 @@ from rollart_hpc.flow.validate import Validator
 from rollart_hpc.types import WeightsId
 from rollart_hpc.vocabulary import DropReason, EventKind, RunState
 
-# Events that bring a run forward; a retry that fails for ever is none.
+# Events that count as progress. A failing retry does not.
 MOVES = {ev.Generated, ev.Prefilled, ev.Ended, ev.Scored, ev.Committed, ev.Installed, ev.Saved}
 NEVER = 1 << 60  # a version that no engine has
 
@@ -77,7 +77,7 @@ class Core:
             self._restore(saved)
 
     def handle(self, event: ev.Event) -> list[ev.Command]:
-        """Take in one event; the commands are to be carried out in order."""
+        """Handle one event. The caller carries out the returned commands in order."""
         if self.stopped:
             return []
         kind = type(event)
@@ -91,18 +91,18 @@ class Core:
 
     @property
     def has_backlog(self) -> bool:
-        """More can be done at once: `GoOn` does it, when nothing else has happened."""
+        """True if more work is ready; feed `GoOn` to do it when no other event is waiting."""
         return not self.stopped and (self.trajectories.has_backlog or (self.admission.is_due and self._may_admit()))
 
     def settle(self, event: ev.Event) -> list[ev.Command]:
-        """Take in one event and all that follows from it, for callers without other events to attend to."""
+        """Handle one event and the whole backlog, for callers that have no other events waiting."""
         out = self.handle(event)
         while self.has_backlog:
             out += self.handle(ev.GoOn())
         return out
 
     def is_expected(self, trajectory: str, issue: int) -> bool:
-        """The environment's next word of this play is awaited: it is not that of a worker given up meanwhile."""
+        """True if this issue is with its environment. Messages from replaced workers are not expected."""
         return self.trajectories.is_stepping(trajectory, issue)
 
     def has_request(self, request: int) -> bool:
@@ -112,7 +112,7 @@ class Core:
         self._out.append(command)
 
     def _advance(self) -> None:
-        """Whatever the event was: admit, dispatch, batch, finish."""
+        """After every event: admit, dispatch, batch, finish."""
         if not self.mix.tasks:
             each = [f"{name}: {task.quarantine_reason}" for name, task in self.tally.tasks.items() if task.quarantined]
             self._stop(RunState.FAILED, f"all tasks are quarantined: {'; '.join(each)}")
@@ -132,7 +132,7 @@ class Core:
         return self.publisher.newest is not None and not self.validator.blocks_training and not self.draining
 
     def _look_at_ages(self) -> None:
-        """The next step is another one: what is too old for it goes, and engines may be too old as well."""
+        """The next step changed. Drop stale groups, and check again which engines are new enough."""
         self.admission.sweep_stale()
         self.router.look_again()
 
@@ -168,10 +168,10 @@ class Core:
         self.publisher.trainer = worker
         if event.attempt != self.attempt:
             self._roll_back(event.attempt, event.version)
-        # A trainer of this attempt whose connection broke ends itself and comes back restored, as a new attempt.
+        # A trainer of this attempt whose connection broke exits and comes back restored, as a new attempt.
 
     def _roll_back(self, attempt: int, version: int) -> None:
-        """The trainer was restored: versions above `version` never were, engines must install again."""
+        """The trainer was restored. Versions above `version` no longer exist, and engines must install again."""
         self.tally.dropped[DropReason.TRAINED_ROLLED_BACK] += (self.version - version) * self._batch_size
         self.attempt, self.version = attempt, version
         self._first_step = version
@@ -223,7 +223,7 @@ class Core:
         self.admission.scored(trajectory.group)
 
     def _on_failed(self, trajectory: Trajectory, failure: Failure) -> None:
-        """A failed trajectory is data: count it, then play it again after a pause, within limits."""
+        """A failed trajectory is data: count it, then retry after a delay, within limits."""
         self.tally.dropped[failure.reason] += 1
         trajectory.failures += 1
         task = self.tally.tasks[trajectory.task]
@@ -248,15 +248,15 @@ class Core:
     # --- engines -----------------------------------------------------------------------------
 
     def _usable_version(self, engine: Worker) -> int | None:
-        """What it generates with; None if it has no weights of this attempt."""
+        """The version the engine generates with; None if it has no weights of this attempt."""
         installed = engine.installed
         return installed.version if installed is not None and installed.attempt == self.attempt else None
 
     def _oldest_version(self, trajectory: Trajectory, is_home: bool) -> int:
-        """The oldest version that may serve its turn, on the engine that holds it (`is_home`) or on another one.
+        """The oldest version that may serve this turn, on the engine that holds the trajectory or on another one.
 
-        An engine more than alpha behind gets no requests. One that installs only when idle serves what it holds to the
-        end, and begins nothing before it has the newest version.
+        An engine more than alpha behind gets no requests. With `install_idle` an engine finishes the trajectories it
+        holds, and starts new ones only on the newest version.
         """
         rules = self.rules
         has_begun = trajectory.first_version >= 0
@@ -290,7 +290,7 @@ class Core:
         trainer = self.publisher.trainer
         if trainer is None or event.version != self.version or self.version >= self.rules.steps:
             return
-        if self.batches.trainer:  # it forgot what it was given: start the batch over
+        if self.batches.trainer:  # it lost its chunks: start the batch over
             self.admission.give_back(self.batches.abandon())
         self.batches.open(self.version, trainer.name)
         self._look_at_ages()
@@ -298,7 +298,7 @@ class Core:
     def _committed(self, event: ev.Committed) -> None:
         if event.version != self.version + 1 or not self.batches.is_closed:
             return
-        if event.version - 1 > self._first_step:  # the first wait of a trainer is for the run to start up
+        if event.version - 1 > self._first_step:  # the first wait includes the start of the run
             self.tally.wait_s += event.wait_s
             self.tally.train_s += event.train_s
         trained = self.batches.commit()
@@ -358,9 +358,9 @@ class Core:
     # --- validation --------------------------------------------------------------------------
 
     def _validate_if_due(self) -> None:
-        newest = self.publisher.newest
-        ready = newest == WeightsId(self.attempt, self.version) and not self.draining
-        if ready and self.validator.is_due(self.version):
+        if self.draining or not self.validator.is_due(self.version):
+            return
+        if self.publisher.newest == WeightsId(self.attempt, self.version):
             for trajectory in self.validator.begin(self.version, list(self.mix.tasks), self.attempt):
                 self.trajectories.enter(trajectory)
 
@@ -433,7 +433,7 @@ class Core:
     # --- snapshot ----------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """What a checkpoint keeps: complete groups and counters. Running trajectories are issued again."""
+        """The state that a checkpoint keeps: complete groups and counters. Running trajectories are played again."""
         return snapshot_of(self)
 
     def _restore(self, saved: dict[str, Any]) -> None:

@@ -31,10 +31,12 @@ class FlowRules:
     lockstep: bool = False  # no environment goes on before all have answered
     rewards_last: bool = False  # nothing is scored before all trajectories of the batch have ended
     abort_stale: bool = True
-    install_idle: bool = False  # an engine installs only when none of its trajectories is under way
+    install_idle: bool = False  # an engine installs only when it holds no trajectories
     direct: bool = False  # weights go straight into engines
     collective: str = "gloo"  # between relays, as asked for
-    pools: frozenset[str] = frozenset()  # that will have engines: waited for at the start instead of falling back
+    pools: frozenset[str] = (
+        frozenset()
+    )  # pools that will have engines: at the start their tasks wait instead of falling back
     seed: int = 0
     temperature: float = 1.0
     validation_plays: int = 0

@@ -106,7 +106,7 @@ class Validator:
         return running
 
     def roll_back(self, version: int) -> bool:
-        """Versions above this one never were. True if the validation under way was of such a version."""
+        """Versions above this one no longer exist. True if that cancels the running validation."""
         self.done = [v for v in self.done if v.version <= version]
         is_void = self.running is not None and self.running.version > version
         if is_void:

@@ -163,7 +163,7 @@ def test_no_engine_holds_more_than_its_kv_has_room_for():
         scene.do(ev.TurnWanted(play.trajectory, 0, 0, num_tokens=60, max_new_tokens=40))
     assert held(scene) == {"e0": 10, "e1": 3}
     request = next(r for r in scene.take(ev.Generate) if r.engine == "e1")
-    scene.do(ev.Generated(request.request, 0, 0), ev.Ended(request.trajectory, 0, "done", 1))
+    scene.do(ev.Generated(request.request, 0, 0), ev.Ended(request.trajectory, 0, None, 1))
     assert [r.engine for r in scene.take(ev.Generate)] == ["e1"], "what ended makes room for one that waits"
 
 
@@ -192,7 +192,7 @@ def test_the_usual_length_of_a_task_is_set_aside():
     plays = scene.take(ev.Play)
     scene.do(ev.TurnWanted(plays[0].trajectory, 0, 0, num_tokens=500, max_new_tokens=0))
     (request,) = scene.take(ev.Generate)
-    scene.do(ev.Generated(request.request, 0, 0), ev.Ended(plays[0].trajectory, 0, "done", 1))
+    scene.do(ev.Generated(request.request, 0, 0), ev.Ended(plays[0].trajectory, 0, None, 1))
     for play in plays[1:6]:
         scene.do(ev.TurnWanted(play.trajectory, 0, 0, num_tokens=10, max_new_tokens=10))
     assert len(scene.take(ev.Generate)) == 2, "they will get to 500 tokens each"

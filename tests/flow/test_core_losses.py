@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.rules import TaskRules
@@ -112,7 +112,7 @@ def test_what_a_reward_function_raises_is_the_reason_why_its_task_is_set_aside()
     scene = Scene(quarantine_after=1, groups_per_step=1, group_size=1, alpha=0, reward_retries=0)
     play = scene.take(ev.Play)[0]
     for issue in range(2):
-        scene.turn(dataclasses.replace(play, issue=issue))
+        scene.turn(msgspec.structs.replace(play, issue=issue))
         scene.do(ev.Ended(play.trajectory, issue, None, 1))
         scene.do(ev.ScoreFailed(play.trajectory, issue, "reward", "KeyError: 'found'"), ev.Tick(100.0 * (issue + 1)))
     (_, warning) = scene.take(ev.Warn)
