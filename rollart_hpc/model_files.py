@@ -1,6 +1,6 @@
-"""What the small files of a model directory say about its tokens. Owns which ids end a turn; imports no torch.
+"""The tokens of a model directory, read from its small files. Owns which ids end a turn; imports no torch.
 
-An engine stops at these ids and an env worker takes them off the answer: both must mean the same ones.
+An engine stops at these ids, and an env worker strips them from the answer. Both must use the same ones.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def end_ids(model_dir: Path, tokenizer: Tokenizer | None = None) -> frozenset[int]:
-    """Ids that end a turn: those of the generation config and the model's config, and the tokenizer's own.
+    """Ids that end a turn: from the generation config, the model config and the tokenizer.
 
-    `tokenizer`: that of the directory, if it is loaded already. A directory without one has the ids of its configs.
+    `tokenizer`: the directory's tokenizer, if it is already loaded. Without a tokenizer, only the configs count.
     """
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
@@ -35,7 +35,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
     if not path.is_file():
-        raise UserError(f"{path} is missing", "env workers need a fast tokenizer; save the model's with transformers")
+        raise UserError(f"{path} is missing", "env workers need a fast tokenizer; save it with transformers")
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the Rust side raises bare Exception
@@ -47,11 +47,11 @@ def token_text(token: str | dict[str, Any]) -> str:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """{} if there is no such file."""
+    """Returns {} if the file does not exist."""
     if not path.is_file():
         return {}
     try:
         content: dict[str, Any] = json.loads(path.read_text())
     except ValueError as error:
-        raise UserError(f"{path}: {error}", "it must hold JSON") from None
+        raise UserError(f"{path}: {error}", "the file must be valid JSON") from None
     return content

@@ -1,4 +1,4 @@
-"""The engine that a setup names. Imports a backend only when it is asked for."""
+"""Makes the engine of the configured kind. Imports only that backend."""
 
 from __future__ import annotations
 

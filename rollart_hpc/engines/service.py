@@ -1,9 +1,9 @@
-"""An engine behind the controller's messages. Owns the loop of an engine process; knows no backend.
+"""Serves the controller's messages with an engine. Owns the loop of an engine process; knows no backend.
 
     waits for               unblocked by
     requests, weights       a message on the link, or the preparer's wake-up
 
-While the engine is busy, messages are taken between steps without waiting; otherwise nothing runs until one comes.
+While the engine is busy, the loop reads messages between steps and never blocks. Otherwise it blocks until one arrives.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Service:
             self._poll.register(fd, select.POLLIN)
 
     def run(self) -> None:
-        """Until the controller says Stop, or LinkClosed is raised."""
+        """Runs until the controller sends Stop, or LinkClosed is raised."""
         while not self._stopped:
             while not self._stopped and (received := self._link.recv(0)) is not None:
                 self._handle(*received)
@@ -98,7 +98,7 @@ class Service:
                 log.info("stopping: %s", message.reason)
                 self._stopped = True
             case _:
-                log.warning("unexpected %s", type(message).__name__)
+                log.warning("ignoring unexpected message %s", type(message).__name__)
 
     def _generate(self, message: Generate, frames: list[Frame]) -> None:
         request = Request(
@@ -139,7 +139,7 @@ class Service:
         self._link.send(message, *done.record.to_frames())
 
     def _drop_all(self) -> None:
-        """The controller lost sight of us: it issues everything again. Tokens and KV stay, they may be of use."""
+        """The controller considered us lost and issues all requests again. Tokens and KV stay: they may be reused."""
         for request in self._in_flight:
             self._engine.abort(request)
         self._in_flight.clear()
@@ -180,5 +180,5 @@ class Service:
         self._link.send(message)
 
     def _refuse(self, prepared: Prepared, reason: str) -> None:
-        log.warning("weights %s not installed: %s", prepared.weights_id, reason)
+        log.warning("weights %s not installed, reporting it to the controller: %s", prepared.weights_id, reason)
         self._link.send(prepared.failed(reason))

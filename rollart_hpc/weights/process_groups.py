@@ -1,7 +1,7 @@
-"""The group of one epoch: what every collective must offer, and the ones of torch. Knows nothing of buckets.
+"""The process group of one epoch: the interface of every collective, and torch's collectives. Knows no buckets.
 
-A group has a TCPStore of its own on the source's host. gloo moves memory of the CPU; NCCL, if the source's tensors lie
-on a GPU, moves memory of GPUs; MPI (`mpi`) moves memory of the CPU between relays. `forming` decides which it is.
+Every group has its own TCPStore on the source's host. gloo moves CPU memory; NCCL moves GPU memory, if the source's
+tensors are on a GPU; MPI (`mpi`) moves CPU memory between relays. `forming` chooses.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ CPU = torch.device("cpu")
 
 
 class TransferError(SiteError):
-    """The collective of an epoch broke: a peer is gone or stopped, or gave up. The next epoch is not affected."""
+    """The collective of an epoch failed: a peer died, stopped or gave up. The next epoch is not affected."""
 
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """torch reports every lost peer and passed deadline as a RuntimeError of some kind."""
+    """Turns torch's RuntimeErrors (a lost peer, a passed deadline) into TransferErrors."""
     try:
         yield
     except RuntimeError as error:
@@ -46,29 +46,29 @@ class RankSetup:
     rank: int
     size: int
     host: str  # address to bind to
-    deadline_s: float  # of forming the group, and of every operation
+    deadline_s: float  # for forming the group, and for every operation
     device: torch.device = CPU
 
 
 class ProcessGroup(ABC):
-    """Rank 0 is the source. Leaving the context closes it; by an exception that ends it for the others at once.
+    """Rank 0 is the source. Leaving the context closes the group; leaving by an exception ends it for all ranks.
 
-    An operation under way can't be broken from outside; it ends by its deadline.
+    A running operation can't be interrupted; it ends by its deadline.
     """
 
     device: torch.device
 
     @abstractmethod
     def start_broadcast(self, tensor: torch.Tensor) -> None:
-        """Begin, once the last one is over; the tensor must stay as it is until `finish`."""
+        """Start a broadcast after the previous one completes. The tensor must not change until `finish`."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Wait for what was started."""
+        """Wait for the broadcast that was started."""
 
     @abstractmethod
     def barrier(self) -> None:
-        """Wait until all are here."""
+        """Wait until all ranks get here."""
 
     @abstractmethod
     def close(self, failed: bool = False) -> None:
@@ -87,41 +87,41 @@ class ProcessGroup(ABC):
 
 class TorchProcessGroup(ProcessGroup):
     def __init__(self, store: TCPStore, setup: RankSetup) -> None:
-        """Waits for all ranks, at most the deadline. The setup's device decides between gloo and NCCL."""
-        self._store: TCPStore | None = store  # lives as long as the group
+        """Waits for all ranks, until the deadline at most. The setup's device decides between gloo and NCCL."""
+        self._store: TCPStore | None = store  # must live as long as the group
         self._deadline = timedelta(seconds=setup.deadline_s)
         self._work: Any = None
         self.device = setup.device
-        with explained("forming the group of a weight transfer"):
+        with explained("could not form the group of a weight transfer"):
             prefixed = PrefixStore("group", store)
             self._group: Any = _gloo(prefixed, setup) if self.device.type == "cpu" else _nccl(prefixed, setup)
 
     def start_broadcast(self, tensor: torch.Tensor) -> None:
         self.finish()
-        with explained("weight transfer"):
+        with explained("weight broadcast failed"):
             self._work = self._group.broadcast(tensor, 0, self._deadline)
 
     def finish(self) -> None:
         work, self._work = self._work, None
         if work is not None:
-            with explained("weight transfer"):
+            with explained("weight broadcast failed"):
                 work.wait(self._deadline)
 
     def barrier(self) -> None:
-        """gloo's own barrier has no deadline of its own, so it is a reduction of one number."""
+        """A reduction of one number, because gloo's barrier has no deadline."""
         self.finish()
-        with explained("end of the weight transfer"):
+        with explained("final barrier of the weight transfer failed"):
             one = torch.ones(1, dtype=torch.int32, device=self.device)
             self._group.allreduce(one, timeout=self._deadline).wait(self._deadline)
             one.cpu()
 
     def close(self, failed: bool = False) -> None:
-        """Close all connections: to the others it looks like a lost peer, unless the transfer was over."""
+        """Close all connections. The others see a lost peer, unless the transfer is complete."""
         group, self._group = self._group, None
-        self._work = None  # it holds the connections too
+        self._work = None  # it also holds the connections
         if group is not None and self.device.type != "cpu":
             group.abort() if failed else group.shutdown()
-        # gloo has neither: its connections close with the last reference, below
+        # gloo has neither: its connections close when the last reference is dropped, below
         self._store = None
 
 
@@ -133,12 +133,12 @@ def _gloo(store: PrefixStore, setup: RankSetup) -> Any:
 
 
 def _nccl(store: PrefixStore, setup: RankSetup) -> Any:
-    """Written from PyTorch's documentation; has not been run on GPUs.
+    """Written from PyTorch's documentation; not tested on GPUs.
 
-    A lost peer must break this call, not the process: waiting blocks with the deadline, the watchdog cleans up
-    without tearing the process down (2 = CleanUpOnly), and nothing watches the watchdog, for that one ends processes.
-    NCCL waits for ever for a peer that never comes: so all meet at the store first, which has the deadline, and the
-    communicator is one that does not block. Connecting eagerly finds a missing peer here and not in the first bucket.
+    A lost peer must fail this call, not the process. So waiting blocks until the deadline, the watchdog cleans up
+    without ending the process (2 = CleanUpOnly), and the monitor of the watchdog, which would end it, is off.
+    NCCL waits forever for a missing peer. So all ranks meet at the store first, which has the deadline, and the
+    communicator is non-blocking. Connecting eagerly finds a missing peer here instead of at the first bucket.
     The interface is the site's NCCL_SOCKET_IFNAME.
     """
     from torch.distributed import ProcessGroupNCCL
@@ -162,14 +162,14 @@ def _meet(store: PrefixStore, setup: RankSetup) -> None:
 
 
 def open_store(listener: socket.socket, host: str, deadline_s: float) -> TCPStore:
-    """The source's store, on a socket that listens already."""
+    """The source's store, on a socket that is already listening."""
     port = listener.getsockname()[1]
-    with explained("opening a weight transfer"):
+    with explained("could not open a weight transfer"):
         return TCPStore(
             host, port, None, True, timedelta(seconds=deadline_s), False, master_listen_fd=listener.detach()
         )
 
 
 def join_store(host: str, port: int, deadline_s: float) -> TCPStore:
-    with explained(f"joining the weight transfer at {host}:{port}"):
+    with explained(f"could not join the weight transfer at {host}:{port}"):
         return TCPStore(host, port, None, False, timedelta(seconds=deadline_s), False)

@@ -14,7 +14,7 @@ from rollart_hpc.errors import UserError
         (["engine.kind=vllm", "engine.options.seed=1"], "engine.options.seed: set by the run itself"),
         (
             ["engine.kind=vllm", "tasks.sorting.split=true", "engine.options.kv_transfer_config={}"],
-            "engine.options.kv_transfer_config: the run sets it itself",
+            "engine.options.kv_transfer_config: rollart-hpc sets it",
         ),
         (["engine.options.block_size=16"], "engine torch has no options"),
         (["tasks.sorting.split=true"], "set engine.kind: vllm"),

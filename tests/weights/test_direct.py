@@ -127,7 +127,7 @@ def test_an_engine_that_expects_another_version_refuses(source: DirectSource, re
     ready = offer(source, reports, 2)
     target = Target(ready, 1, 2, WeightsId(2, 6))
     target.join(PATIENCE_S)
-    assert target.error is not None and "not WeightsId(attempt=2, version=6)" in str(target.error)
+    assert target.error is not None and "expected WeightsId(attempt=2, version=6)" in str(target.error)
     assert isinstance(reports.get(timeout=PATIENCE_S), TransferFailed)
 
 

@@ -168,7 +168,7 @@ def test_no_controller_is_a_site_error() -> None:
 def test_key_of_another_attempt_fails_at_once(controller: Controller) -> None:
     _, other = new_keys()
     keys = ClientKeys(other.public, other.secret, controller.client.server_public)
-    with pytest.raises(LinkClosed, match="does not admit our key"):
+    with pytest.raises(LinkClosed, match="refused our key"):
         Link(controller.address, keys, make_hello(), welcome_timeout_s=PATIENCE_S)
 
 

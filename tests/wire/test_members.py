@@ -77,8 +77,8 @@ def test_heartbeat_is_acknowledged_with_our_clock() -> None:
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [({"package": "9.9"}, "package version"), ({"attempt": 0}, "attempt 0 is over"), ({"role": "boss"}, "role"),
-     ({"role": "controller"}, "role"), ({"capacity": -1}, "capacity"), ({"name": "a b"}, "not a name"),
-     ({"incarnation": ""}, "not a name"), ({"kv_tokens": -1}, "kv_tokens -1"), ({"speed": 0.0}, "speed 0.0"),
+     ({"role": "controller"}, "role"), ({"capacity": -1}, "capacity"), ({"name": "a b"}, "not a valid name"),
+     ({"incarnation": ""}, "not a valid name"), ({"kv_tokens": -1}, "kv_tokens -1"), ({"speed": 0.0}, "speed 0.0"),
      ({"speed": 101.0}, "speed 101.0"), ({"speed": float("nan")}, "speed nan")],
 )  # fmt: skip
 def test_wrong_hello_is_refused_and_harms_no_live_member(wrong: dict[str, object], reason: str) -> None:

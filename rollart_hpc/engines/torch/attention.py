@@ -1,7 +1,7 @@
-"""Attention of one forward over packed tokens of many trajectories, against their rows of the KV cache.
+"""Attention of one forward: packed tokens of many trajectories against their rows of the KV cache.
 
-Owns the plan of a forward (which token belongs to which row and position) and the function that transformers
-calls in every layer. That is registered without a mask function, so that transformers builds no masks of its own.
+Owns the plan of a forward (the row and position of each token) and the function that transformers calls in every
+layer. The function is registered without a mask function, so transformers builds no masks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 from rollart_hpc.engines.torch.kv import KvCache
 
 NAME = "rollart_rows"
-_UNSUPPORTED = ("softcap", "s_aux")  # what some models ask of their attention besides a window
+_UNSUPPORTED = ("softcap", "s_aux")  # attention features, other than a window, that some models need
 
 Ints = NDArray[np.int64]
 
@@ -31,7 +31,7 @@ class Block:
     rows: slice | torch.Tensor
     num_rows: int
     width: int
-    length: int  # keys to look at: those of the longest row
+    length: int  # number of keys to read: those of the longest row
     positions: torch.Tensor  # [row, width] of the queries
     source: slice | torch.Tensor  # [row * width] index of each query among the packed tokens
     inside: torch.Tensor | None  # which of [row * width] are real; None: all
@@ -39,7 +39,7 @@ class Block:
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> torch.Tensor:
-        """Added to the scores [row, 1, groups * width, length]; the same in all layers with this window."""
+        """Mask added to the scores [row, 1, groups * width, length]; layers with the same window share it."""
         if window not in self.masks:
             keys = torch.arange(self.length, device=self.positions.device)
             queries = self.positions[:, None, :, None]
@@ -53,7 +53,7 @@ class Block:
 
 @dataclass(slots=True)
 class AttentionPlan:
-    """The tokens of one forward: row and position of each, and the blocks in which they attend."""
+    """The tokens of one forward: the row and position of each, and the blocks that attend together."""
 
     cache: KvCache
     rows: Ints
@@ -64,7 +64,7 @@ class AttentionPlan:
 
 
 def make_plan(cache: KvCache, starts: Ints, counts: Ints, num_decoding: int) -> AttentionPlan:
-    """Row r runs `counts[r]` tokens from position `starts[r]`; tokens are packed in row order, decoding rows first."""
+    """Row r runs `counts[r]` tokens from position `starts[r]`. Tokens are packed in row order, decoding rows first."""
     device = cache.data.device
     ends = np.cumsum(counts)
     rows = np.repeat(np.arange(len(counts)), counts)
@@ -80,7 +80,7 @@ def make_plan(cache: KvCache, starts: Ints, counts: Ints, num_decoding: int) -> 
 
 
 def _similar(counts: Ints, first: int) -> list[Ints]:
-    """Rows from `first` on, together if their token counts are within a factor of two: padding stays below half."""
+    """Groups rows from `first` on whose token counts are within a factor of two, so padding stays below half."""
     if len(counts) == first:
         return []
     sizes = np.ceil(np.log2(counts[first:]))
@@ -144,7 +144,7 @@ def row_attention(
 def _fold(queries: torch.Tensor, block: Block, groups: int) -> torch.Tensor:
     """[row * width, heads, dim] -> [row, kv_heads, groups * width, dim].
 
-    Query heads that share a key head stand side by side as more queries, so that no key is ever copied for them.
+    Query heads that share a key head become additional queries, so keys are never copied.
     """
     heads, dim = queries.shape[1:]
     split = queries.reshape(block.num_rows, block.width, heads // groups, groups, dim)
@@ -152,7 +152,7 @@ def _fold(queries: torch.Tensor, block: Block, groups: int) -> torch.Tensor:
 
 
 def _unfold(found: torch.Tensor, block: Block, groups: int) -> torch.Tensor:
-    """The reverse, without the padding: -> [token of the block, heads, dim]."""
+    """The inverse of `_fold`, without the padding: -> [token of the block, heads, dim]."""
     split = found.unflatten(2, (groups, block.width)).permute(0, 3, 1, 2, 4)
     flat = split.reshape(block.num_rows * block.width, -1, found.shape[-1])
     return flat if block.inside is None else flat[block.inside]

@@ -1,17 +1,17 @@
 """Engine `torch`: continuous batching with a KV cache over any transformers causal LM, on CPU or one GPU.
 
-transformers' own continuous batching (5.19) frees a request's pages when it ends, shares only whole hashed pages with
-a later one and keeps the old KV when weights change under `pause()`, so a later turn prefills tokens again and a
-request that meets an install goes on with KV of the old weights. It has no version per token, and its scheduler loops
-in Python over every request at every token.
+Why not transformers' own continuous batching (5.19): it frees a request's pages when the request ends and shares only
+whole hashed pages with a later one, so a later turn prefills tokens again. It keeps the old KV when weights change
+under `pause()`, so a request that is running during an install continues with KV of the old weights. It has no version
+per token, and its scheduler loops in Python over every request at every token.
 
-A step: admit waiting requests, one forward over the packed new tokens of all running rows, sample, retire what ended.
-Rows lie in this order, so that every part of a batch is a slice:
+A step admits waiting requests, runs one forward over the packed new tokens of all running rows, samples, and retires
+finished requests. Rows are kept in this order, so that every part of a batch is a slice:
 
     [ decoding: one token each | prefilling, as they get budget | idle and free rows, in any order ]
     0                          num_decoding                     num_running
 
-Owns the scheduling. Rows and what is kept in them are `rows`, the model and its device are `runner`.
+Owns the scheduling. `rows` owns the rows and their contents, `runner` the model and its device.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TorchEngine:
     def __init__(
         self, model_dir: Path, config: EngineConfig, max_len: int, *, deterministic: bool = False, seed: int = 0
     ) -> None:
-        """`max_len`: tokens of a trajectory at most. Deterministic: one request per forward, no KV of earlier turns."""
+        """`max_len`: maximum tokens per trajectory. Deterministic: one request per forward, no KV of earlier turns."""
         self.runner = Runner(model_dir, config, seed)
         self.device = self.runner.device
         self.num_ranks = 1
@@ -103,7 +103,7 @@ class TorchEngine:
         return True
 
     def _is_possible(self, request: Request, keep: int) -> bool:
-        """False: there is no room for a token or nothing to go on from. The turn then ends empty, as data."""
+        """False: there is no room for a new token, or the prompt is empty or invalid. The turn then ends empty."""
         ids, num_tokens = request.new_ids, keep + len(request.new_ids)
         is_known = not len(ids) or (ids.min() >= 0 and ids.max() < len(self.runner.is_end))
         if not is_known:
@@ -144,7 +144,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def install(self, named: Iterable[tuple[str, torch.Tensor]], weights_id: WeightsId) -> None:
-        """A failure leaves mixed weights behind: nothing is generated until an install succeeds."""
+        """A failed install leaves a mix of weights, so nothing is generated until an install succeeds."""
         assert self._suspended
         self.weights_id = None
         self.rows.invalidate()
@@ -156,7 +156,7 @@ class TorchEngine:
         self._suspended = False
 
     def close(self) -> None:
-        """There is nothing but this process."""
+        """Nothing to stop: the engine has no other process or thread."""
 
     # --- one step ------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class TorchEngine:
         return ended
 
     def _admit(self) -> None:
-        """Bring waiting requests into the running block while they fit into this forward."""
+        """Move waiting requests into the running block while they fit into this forward."""
         backlog = int((self.rows.tokens - self.rows.cached)[self.num_decoding : self.num_running].sum())
         passed: list[Live] = []
         while self._waiting and self.num_running < self._max_running and backlog < self._max_prefill:
@@ -185,7 +185,7 @@ class TorchEngine:
         self._waiting.extendleft(reversed(passed))
 
     def _give_row(self, live: Live) -> bool:
-        """False: not now, because all rows have requests, or because a prompt with the same beginning is under way."""
+        """False: not now. All rows have requests, or a prompt with the same beginning is being prefilled."""
         if live.held is not None:
             return True
         ids = live.request.new_ids
@@ -219,7 +219,7 @@ class TorchEngine:
         num_rows = len(counts)
         starts = rows.cached[:num_rows].copy()
         plan = make_plan(rows.cache, starts, counts, decoding)
-        num_complete = int((starts + counts == rows.tokens[:num_rows]).sum())  # only the last one may be cut short
+        num_complete = int((starts + counts == rows.tokens[:num_rows]).sum())  # the budget cuts only the last one short
         wanted = np.cumsum(counts)[:num_complete] - 1 if num_rows > decoding else None
         logits = self.runner.forward(plan, rows.ids[plan.rows, plan.positions], wanted)
         rows.cached[:num_rows] += counts
@@ -230,7 +230,7 @@ class TorchEngine:
             self._append(logits, num_complete)
 
     def _share_budget(self) -> NDArray[np.int64]:
-        """Tokens each row of this forward runs: one if it decodes, what the budget allows in row order if not."""
+        """Tokens to run in each row of this forward: one if it decodes, else what the budget allows, in row order."""
         rows, decoding = self.rows, self.num_decoding
         counts = rows.tokens[: self.num_running] - rows.cached[: self.num_running]
         if self.num_running > decoding:
@@ -241,7 +241,7 @@ class TorchEngine:
         return counts
 
     def _append(self, logits: torch.Tensor, num_sampled: int) -> None:
-        """Sample a token for each of the first rows, and end those that are done."""
+        """Sample a token for each of the first rows, and finish the rows that are done."""
         rows, these = self.rows, np.arange(num_sampled)
         ids, logprobs = self.runner.sample(logits, rows.temperature[:num_sampled])
         position = rows.tokens[:num_sampled].copy()
@@ -259,7 +259,7 @@ class TorchEngine:
             self._finish(held, "stop" if stopped else "length")
 
     def _note_first(self, num_sampled: int) -> None:
-        """Rows whose prefill is through decode from now on: they follow the decoding ones without a gap."""
+        """Rows whose prefill is complete decode from now on. They directly follow the decoding rows."""
         now = time.monotonic()
         for row in range(self.num_decoding, num_sampled):
             held = self.rows.held[row]
@@ -290,13 +290,13 @@ class TorchEngine:
         self._retire(held)
 
     def _retire(self, held: CachedTrajectory) -> None:
-        """Take a row out of the running block; its trajectory stays, idle."""
+        """Take a row out of the running block. Its trajectory stays in the cache, idle."""
         held.live = None
         self.rows.touch(held)
         hole = held.row
         free = self.rows.free_row()
         if free is not None and hole != self.num_running - 1:
-            self.rows.exchange(hole, free)  # parked: what fills the hole need not be swapped with it
+            self.rows.exchange(hole, free)  # parked in a free row: filling the hole is then a copy, not a swap
         if hole < self.num_decoding:
             self.num_decoding -= 1
             self.rows.exchange(hole, self.num_decoding)

@@ -1,8 +1,8 @@
 """Keys and values of all trajectories on one engine, a row each. Owns the memory; knows nothing of requests.
 
-One tensor [layer, key/value, row, head, position, dim]. The rows of a forward lie next to each other at the
-front (the engine moves them there once per turn), so attention reads them as a view: gathering scattered rows
-at every step costs several times the attention itself.
+One tensor [layer, key/value, row, head, position, dim]. The rows of a forward are adjacent, at the front (the
+engine moves them there once per turn), so attention reads them as a view. Gathering scattered rows at every step
+would cost several times the attention itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class KvShape:
 
     @classmethod
     def of(cls, config: Any, num_rows: int, max_len: int) -> KvShape:
-        """From a transformers config of a decoder."""
+        """From the transformers config of a decoder."""
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -33,15 +33,15 @@ class KvShape:
 class KvCache:
     def __init__(self, shape: KvShape, device: torch.device, dtype: torch.dtype) -> None:
         sizes = (shape.num_layers, 2, shape.num_rows, shape.num_heads, shape.max_len, shape.head_dim)
-        # Zeros, not empty: a masked position is multiplied by 0, which must not meet a NaN.
-        # On a CPU the memory is only taken where something is written.
+        # Zeros, not empty: masked positions are multiplied by 0, and 0 * NaN is NaN.
+        # On a CPU only the pages that are written to take memory.
         self.data = torch.zeros(sizes, device=device, dtype=dtype)
         self.shape = shape
 
     def write(
         self, layer: int, rows: torch.Tensor, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> None:
-        """Put token t of `key` and `value` [head, token, dim] at (rows[t], positions[t])."""
+        """Write token t of `key` and `value` [head, token, dim] to (rows[t], positions[t])."""
         self.data[layer, 0][rows, :, positions] = key.transpose(0, 1)
         self.data[layer, 1][rows, :, positions] = value.transpose(0, 1)
 
@@ -56,7 +56,7 @@ class KvCache:
         self.data[:, :, target, :, :length] = self.data[:, :, source, :, :length]
 
     def exchange(self, a: int, b: int, length_a: int, length_b: int) -> None:
-        """Swap what two rows hold, so many positions each."""
+        """Swap the first `length_a` positions of row a with the first `length_b` of row b."""
         if length_a < length_b:
             a, b, length_a, length_b = b, a, length_b, length_a
         longer, shorter = self.data[:, :, a, :, :length_a], self.data[:, :, b, :, :length_a]

@@ -1,4 +1,4 @@
-"""A transformers causal LM as the engine uses it: architecture, weights by name.
+"""A transformers causal LM as the engine uses it: the architecture, and weights by name.
 
 Owns loading and installing; knows nothing of requests. Weights always come from `install`, never from the directory.
 """
@@ -20,29 +20,29 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def load_architecture(directory: Path, device: torch.device, dtype: torch.dtype) -> Any:
-    """The model without usable weights, wired to our attention."""
+    """The model with uninitialised weights and our attention."""
     try:
         config = AutoConfig.from_pretrained(directory)
     except (OSError, ValueError) as error:
-        raise UserError(f"no model in {directory}: {error}", "point to a directory with a config.json") from None
+        raise UserError(f"no model in {directory}: {error}", "name a directory with a config.json") from None
     unknown = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
     with no_init_weights(), device:
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME, dtype=dtype)
     if unknown or not model._supports_attention_backend:
-        what = f"layers of type {sorted(unknown)}" if unknown else "an attention of its own"
+        what = f"layers of type {sorted(unknown)}" if unknown else "its own kind of attention"
         raise UserError(f"engine torch can't run {type(model).__name__}: it has {what}", "use another engine or model")
     model.tie_weights()
     return model.eval().requires_grad_(False)
 
 
 class Weights:
-    """The model's tensors by every name they go by."""
+    """The model's tensors under all their names (tied tensors have several)."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._targets: dict[str, torch.Tensor] = dict(model.state_dict())
 
     def install(self, named: Iterable[tuple[str, torch.Tensor]]) -> int:
-        """Copy them in; all tensors must come, tied ones under one of their names. Returns the bytes copied."""
+        """Copies a full set of weights; a tied tensor needs only one of its names. Returns the bytes copied."""
         missing = {tensor.data_ptr(): name for name, tensor in reversed(self._targets.items())}
         num_bytes = 0
         for name, tensor in named:
@@ -54,5 +54,5 @@ class Weights:
             missing.pop(target.data_ptr(), None)
             num_bytes += tensor.nbytes
         if missing:
-            raise SiteError(f"{len(missing)} tensors did not come with the weights: {sorted(missing.values())[:3]} ...")
+            raise SiteError(f"{len(missing)} tensors are missing from the weights: {sorted(missing.values())[:3]} ...")
         return num_bytes

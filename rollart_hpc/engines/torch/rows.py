@@ -1,10 +1,10 @@
-"""What the engine knows of each trajectory, in its row of the KV cache. Owns who has which row, eviction and moves.
+"""The state of each trajectory, in its row of the KV cache. Owns the assignment of rows, eviction and moves.
 
     ids      [ prompt ....... | sampled ... ]        tokens = 9: all ids known
     KV       [ ############## ##            ]        cached = 7: positions whose keys and values are valid
 
-What lies between `cached` and `tokens` runs through the model with the next forward: one token of a row that
-decodes, a prompt's new tokens, or everything after an install. Knows nothing of models, sampling or time.
+The next forward runs the tokens between `cached` and `tokens`: one token of a decoding row, the new tokens of a
+prompt, or all tokens after an install. Knows nothing of models, sampling or time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MIN_SHARED_TOKENS = 16  # below this, prefilling again is as cheap as copying
 
 @dataclass(slots=True, eq=False)
 class CachedTrajectory:
-    """A trajectory that has a row. `live` is its request in flight; without one it may be evicted."""
+    """A trajectory that has a row. `live` is its request in flight; a trajectory without one may be evicted."""
 
     trajectory: str
     row: int
@@ -34,11 +34,11 @@ class CachedTrajectory:
 
 
 class Donor(NamedTuple):
-    """A row whose beginning a new trajectory can copy: siblings of a group and tasks have long prompts in common."""
+    """A row whose beginning a new trajectory can copy: trajectories of a group or task share long prompts."""
 
     held: CachedTrajectory | None
-    num_tokens: int  # that can be copied now
-    num_coming: int  # that can be once the rows that run have been prefilled
+    num_tokens: int  # tokens that can be copied now
+    num_coming: int  # tokens that can be copied once the running rows are prefilled
 
     @property
     def is_worth_waiting_for(self) -> bool:
@@ -54,7 +54,7 @@ class Rows:
         self.ids = np.zeros((num_rows, max_len), np.int32)
         self.logprobs = np.zeros((num_rows, max_len), np.float32)
         self.versions = np.zeros((num_rows, max_len), np.int32)
-        self._numbers = np.zeros((num_rows, 5), np.int64)  # one matrix, because moving a row moves them all
+        self._numbers = np.zeros((num_rows, 5), np.int64)  # one matrix, so that moving a row moves them all
         self.tokens = self._numbers[:, 0]
         self.cached = self._numbers[:, 1]
         self.start = self._numbers[:, 2]  # first token sampled in this turn
@@ -72,7 +72,7 @@ class Rows:
 
     @property
     def num_used_tokens(self) -> int:
-        """A trajectory takes a whole row, however short it is."""
+        """Even a short trajectory takes a whole row."""
         return len(self._by_trajectory) * self.max_len
 
     def get(self, trajectory: str) -> CachedTrajectory | None:
@@ -83,9 +83,9 @@ class Rows:
         return num_tokens <= self.tokens[held.row] and prefix_hash(self.ids[held.row, :num_tokens]) == hash_
 
     def extend(self, held: CachedTrajectory, keep: int, new_ids: NDArray[np.int32]) -> None:
-        """Make the row its first `keep` tokens and `new_ids`. KV of tokens that were there already stays valid.
+        """Set the row to its first `keep` tokens plus `new_ids`. KV of tokens that were already there stays valid.
 
-        At least one token stays to be run, because logits come from it.
+        At least one token remains to be run, because the logits come from it.
         """
         row, end = held.row, keep + len(new_ids)
         there = self.ids[row, keep : min(end, int(self.tokens[row]))]
@@ -96,12 +96,12 @@ class Rows:
         self.cached[row] = min(self.cached[row], keep + same, end - 1)
 
     def record(self, held: CachedTrajectory) -> TokenRecord:
-        """What was sampled in this turn."""
+        """The tokens sampled in this turn."""
         at = held.row, slice(int(self.start[held.row]), int(self.tokens[held.row]))
         return TokenRecord(self.ids[at].copy(), self.logprobs[at].copy(), self.versions[at].copy())
 
     def take(self, trajectory: str, preferred: int) -> CachedTrajectory | None:
-        """A row for a new trajectory, if need be that of the one idle for longest. None: all rows have requests."""
+        """A row for a new trajectory; evicts the one idle longest if necessary. None: all rows have requests."""
         if not self._free:
             idle = [h for h in self._by_trajectory.values() if h.live is None]
             if not idle:
@@ -115,7 +115,7 @@ class Rows:
         return held
 
     def donor(self, ids: NDArray[np.int32], num_running: int) -> Donor:
-        """Who begins like `ids`? The last token is left out, because it must be run."""
+        """The row that shares the longest beginning with `ids`, without the last token, which must be run."""
         size = len(ids) - 1
         if size < MIN_SHARED_TOKENS:
             return Donor(None, 0, 0)
@@ -126,7 +126,7 @@ class Rows:
         return Donor(self.held[best], int(usable[best]), int(common[:num_running].max(initial=0)))
 
     def share(self, donor: Donor, held: CachedTrajectory) -> None:
-        """Begin the new row with the donor's tokens and KV. If it was just evicted, they lie in this very row."""
+        """Start the new row with the donor's tokens and KV. If the donor was just evicted, this is its row."""
         size = donor.num_tokens
         if donor.held is not None and size >= MIN_SHARED_TOKENS:
             self.cache.copy(donor.held.row, held.row, size)
@@ -144,14 +144,14 @@ class Rows:
         self._free.add(held.row)
 
     def invalidate(self) -> None:
-        """The weights changed: no key or value is valid any more, all tokens stay."""
+        """The weights changed: all KV is invalid, the tokens stay."""
         self.cached[:] = 0
 
     def free_row(self) -> int | None:
         return next(iter(self._free), None)
 
     def exchange(self, a: int, b: int) -> None:
-        """Swap two rows; copying to a free one costs half."""
+        """Swap two rows. If one is free this is a copy, which costs half."""
         if a == b:
             return
         self.cache.exchange(a, b, int(self.cached[a]), int(self.cached[b]))

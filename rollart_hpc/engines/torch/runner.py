@@ -1,4 +1,4 @@
-"""The model on its device: forward, sampling, weights. Owns torch's side of the engine; keeps nothing of any request.
+"""The model on its device: forward, sampling, weights. Owns the torch side of the engine; keeps no request state.
 
 Arrays come in and go out as numpy; only logits and the KV cache stay on the device.
 """
@@ -27,7 +27,7 @@ class Runner:
         torch.set_num_threads(config.threads)
         self.device = torch.device(pick_device(config.device))
         if self.device.type == "cuda":
-            self.device = torch.device("cuda", torch.cuda.current_device())  # NCCL wants to know which
+            self.device = torch.device("cuda", torch.cuda.current_device())  # NCCL needs the index
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self.model: Any = load_architecture(model_dir, self.device, self.dtype)
         self.is_end = np.zeros(self.model.config.vocab_size, np.bool_)
@@ -39,10 +39,10 @@ class Runner:
         shape = KvShape.of(self.model.config, num_rows, max_len)
         try:
             return KvCache(shape, self.device, self.dtype)
-        except RuntimeError as error:  # out of memory is one, on any device
+        except RuntimeError as error:  # torch reports out of memory this way on every device
             raise SiteError(
                 f"no memory on {self.device} for the KV of {num_rows} trajectories of {max_len} tokens: {error}",
-                "lower engine.kv_slots, or max_tokens of the tasks",
+                "lower engine.kv_slots or the tasks' max_tokens",
             ) from None
 
     def install(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -52,20 +52,20 @@ class Runner:
         self._generator.manual_seed(seed)
 
     def forward(self, plan: AttentionPlan, ids: NDArray[np.int32], wanted: Ints | None) -> torch.Tensor:
-        """Logits [token, vocabulary] of the packed tokens with these indices; None: of all."""
+        """Logits [token, vocabulary] of the packed tokens at the indices `wanted`; None: of all tokens."""
         out = self.model(
             input_ids=torch.from_numpy(ids).to(self.device)[None],
             position_ids=plan.device_positions[None],
             use_cache=False,
             logits_to_keep=0 if wanted is None else torch.from_numpy(wanted).to(self.device),
-            plan=plan,  # handed on to every layer's `row_attention`
+            plan=plan,  # passed to every layer's `row_attention`
         )
         return out.logits[0]
 
     def sample(
         self, logits: torch.Tensor, temperature: NDArray[np.float32]
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Ids and log-probs, one for each row of logits."""
+        """One id and log-prob for each row of logits."""
         is_greedy = temperature == 0
         uniforms = None
         if not is_greedy.all():

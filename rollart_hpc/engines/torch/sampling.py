@@ -1,7 +1,7 @@
-"""Next tokens and their log-probs for a batch of logits. Owns the sampling rule; keeps no state.
+"""Samples the next tokens, with log-probs, from a batch of logits. Owns the sampling rule; keeps no state.
 
-Temperature only, so that the trainer can recompute the distribution. One uniform number per token and the
-inverse of the cumulated distribution: drawing noise for the whole vocabulary costs more than a small model's forward.
+Temperature only, so that the trainer can recompute the distribution. Sampling inverts the cumulative distribution at
+one uniform number per token: drawing noise for the whole vocabulary costs more than the forward of a small model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def sample(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """logits [n, vocabulary], temperatures [n] (0 = greedy), uniforms [n] in [0, 1) -> ids [n], logprobs [n].
 
-    `uniforms=None`: all are greedy. A greedy token's log-prob is that of the untempered distribution.
+    `uniforms=None`: all rows are greedy. A greedy token's log-prob is the one at temperature 1.
     """
     scale = torch.where(temperatures > 0, temperatures, 1.0)
     logprobs = torch.log_softmax(logits.float() / scale[:, None], dim=-1)
@@ -28,7 +28,7 @@ def sample(
 
 
 def _draw(logprobs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The first token whose cumulated probability exceeds the drawn share of the whole: never one of probability 0."""
+    """The first token whose cumulative probability exceeds the drawn number. It never has probability 0."""
     cumulated = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
     wanted = uniforms.double()[:, None] * cumulated[:, -1:]
     ids = torch.searchsorted(cumulated, wanted, right=True)[:, 0]

@@ -183,7 +183,7 @@ def test_weights_of_the_node_are_mapped_and_others_go_through_shared_memory(vllm
 def test_weights_that_lack_a_tensor_are_not_taken_for_whole(vllm, wide):
     """It comes last: the engine is of no use afterwards, and its process would end."""
     vllm.engine.suspend()
-    with pytest.raises(Exception, match="did not come with the weights"):
+    with pytest.raises(Exception, match="are missing from the weights"):
         vllm.engine.install(wide.named(1)[:-2], WeightsId(1, 1))
     vllm.engine.resume()
     assert vllm.engine.weights_id is None and not vllm.engine.busy()
