@@ -1,14 +1,14 @@
 # make quickstart   install into .venv and train two tasks on this machine
-# make test         install what tests need, lint, run all tests
+# make test         install what the tests need, lint, run all tests
 # make docs         regenerate docs/config.md and the tables in docs/runs.md
-# make acceptance   long trainings and benchmarks; writes figures into docs/results
-# make acceptance-hub, acceptance-ray, ...   one page of docs/results; parts are listed in tests/acceptance/run.py
-# Variables: PYTHON (python3), VENV (.venv), TORCH_INDEX (where CPU builds of torch are).
+# make acceptance   run long trainings and benchmarks and write their figures to docs/results
+# make acceptance-hub, acceptance-ray, ...   write one page of docs/results; tests/acceptance/run.py lists the parts
+# Variables: PYTHON (python3), VENV (.venv), TORCH_INDEX (a package index with CPU builds of torch).
 
 VENV ?= .venv
 BIN := $(VENV)/bin
 export VENV PYTHON TORCH_INDEX
-# Processes of a run and tests share few cores: numeric libraries get one thread each.
+# The processes of a run, and tests, share few cores: give numeric libraries one thread each.
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: quickstart install install-dev test lint fast slow docs acceptance clean

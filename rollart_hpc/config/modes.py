@@ -1,6 +1,6 @@
 """The modes of a run as one table. Owns which modes exist and what each does; reads no configuration.
 
-The core (`flow.policy`), the rules between keys (`config.rules`), the help of keys, the pages in docs and the fault
+The core (`flow.rules`), the rules between keys (`config.rules`), the help of keys, the pages in docs and the fault
 tests read this table and nothing else: to add or change a mode, change a row. A switch of the core that is new
 becomes a field here, a name in `_SWITCHES` and a field of the core's settings.
 """

@@ -50,9 +50,9 @@ def _ignored(config: RunConfig, flow_was_set: Collection[str]) -> Iterator[str]:
         if key in flow_was_set and value != meant:
             shown, instead = (str(v).lower() for v in (value, meant))
             yield f"flow.{key}: {shown} has no effect: in mode {config.mode} it is always {instead}"
-    estimator = config.algorithm.estimator
-    if preset.streaming and "streaming" in flow_was_set and config.flow.streaming and estimator != "grpo":
-        yield f"flow.streaming: true has no effect: estimator {estimator} needs the whole batch"
+    is_streaming_set = preset.streaming and "streaming" in flow_was_set and config.flow.streaming
+    if is_streaming_set and config.algorithm.needs_whole_batch:
+        yield f"flow.streaming: true has no effect: estimator {config.algorithm.estimator} needs the whole batch"
 
 
 def _name(config: RunConfig) -> Iterator[str]:

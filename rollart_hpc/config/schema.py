@@ -51,6 +51,7 @@ __all__ = [
 ]
 _REDUNDANT = modes_where(lambda preset: preset.redundancy)
 _STREAMING = modes_where(lambda preset: preset.streaming)
+_BATCH_ESTIMATORS = ("reinforce",)  # all others need only the group
 
 
 @dataclass
@@ -96,7 +97,8 @@ class FlowConfig:
     streaming: bool = key(
         True,
         "send complete groups to the trainer before the batch is complete; "
-        f"false in modes other than {_STREAMING} and with estimator reinforce, which needs the whole batch",
+        f"false in modes other than {_STREAMING} and with estimator {' or '.join(_BATCH_ESTIMATORS)}, which needs "
+        "the whole batch",
     )
     quarantine_after: int = key(
         8,
@@ -147,6 +149,11 @@ class AlgorithmConfig:
             "sample_sum": "sum over the tokens of each sample, then mean over samples",
         },
     )
+
+    @property
+    def needs_whole_batch(self) -> bool:
+        """Advantages depend on all groups of the step, so no group can be streamed."""
+        return self.estimator in _BATCH_ESTIMATORS
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Which groups are alive. Owns their opening, completion and end; a group that ends has a counted reason.
+"""Opens, completes and drops groups. Owns the groups in flight. Every dropped group has a counted reason.
 
 Groups admitted but neither trained nor dropped are at most those of the next 1 + alpha steps: that
 makes alpha = 0 exactly synchronous and keeps engines from over-producing.
@@ -13,7 +13,7 @@ from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.ages import Ages
 from rollart_hpc.flow.batches import Batches
 from rollart_hpc.flow.mix import TaskMix
-from rollart_hpc.flow.policy import Policy
+from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.state import Group, State, Tally, Trajectory
 from rollart_hpc.flow.trajectories import Trajectories
 from rollart_hpc.vocabulary import DropReason, EventKind
@@ -23,14 +23,14 @@ BURST = 16  # groups opened per event at most
 
 class Admission:
     def __init__(
-        self, policy: Policy, tally: Tally, mix: TaskMix, trajectories: Trajectories, batches: Batches
+        self, rules: FlowRules, tally: Tally, mix: TaskMix, trajectories: Trajectories, batches: Batches
     ) -> None:
-        self.policy, self.tally, self.mix, self.trajectories, self.batches = policy, tally, mix, trajectories, batches
+        self.rules, self.tally, self.mix, self.trajectories, self.batches = rules, tally, mix, trajectories, batches
         self.groups: dict[int, Group] = {}
         self.ages = Ages()
         self.num_groups = 0
-        self.next_index: Counter[str] = Counter()  # of each task's groups: decides their seeds
-        self.is_due = True  # something has changed since the last look
+        self.next_index: Counter[str] = Counter()  # next group index of each task; it decides the seeds
+        self.is_due = True  # something changed since the last call
         self._taken_back: set[tuple[str, int]] = set()  # (task, index) of groups that a checkpoint kept
         self._completed = 0
         self._num_alive: Counter[str] = Counter()  # groups of each task
@@ -47,7 +47,7 @@ class Admission:
         missing.subtract(self._num_alive)
         left = BURST
         while any(count > 0 for count in missing.values()):
-            for task in self.policy.tasks:
+            for task in self.rules.tasks:
                 if missing[task] > 0:
                     if not left:
                         self.is_due = True
@@ -58,17 +58,17 @@ class Admission:
 
     def _wanted(self, version: int) -> Counter[str]:
         """Groups of each task in the batches of the next 1 + alpha steps, and the redundant ones."""
-        last = min(version + self.policy.alpha, self.policy.steps - 1)
+        last = min(version + self.rules.alpha, self.rules.steps - 1)
         wanted: Counter[str] = Counter()
         for step in range(version, last + 1):
             wanted.update(self.mix.quota(step))
         if last >= version and self.mix.tasks:
-            for extra in range(self.policy.redundant_groups):
+            for extra in range(self.rules.redundant_groups):
                 wanted[self.mix.tasks[extra % len(self.mix.tasks)]] += 1
         return wanted
 
     def trim(self, version: int, reason: DropReason) -> None:
-        """After going back the mix of the steps ahead is another one: groups that have no place in it go."""
+        """After a rollback the mix of the next steps differs. Drop the groups it has no place for."""
         room = self._wanted(version)
         for group in sorted(self.groups.values(), key=lambda g: g.id):
             group.admitted_version = min(group.admitted_version, version)
@@ -85,13 +85,13 @@ class Admission:
         self.num_groups += 1
         self._keep(group)
         heapq.heappush(self._incomplete, group.id)
-        for member in range(self.policy.group_size + self.policy.redundancy):
+        for member in range(self.rules.group_size + self.rules.redundancy):
             trajectory = Trajectory(
                 id=f"a{attempt}.g{group.id}.m{member}",
                 task=task,
                 purpose="train",
-                seed=self.policy.env_seed("train", task, index),
-                sample_seed=self.policy.sample_seed("train", task, index, member),
+                seed=self.rules.env_seed("train", task, index),
+                sample_seed=self.rules.sample_seed("train", task, index, member),
                 group=group,
             )
             group.members.append(trajectory)
@@ -102,14 +102,14 @@ class Admission:
         self._num_alive[group.task] += 1
 
     def forget(self, group: Group) -> None:
-        """It has trained, or is dropped."""
+        """Remove a group that was trained or dropped."""
         del self.groups[group.id]
         self._num_alive[group.task] -= 1
         self.ages.remove(group)
         self.is_due = True
 
     def take_back(self, group: Group) -> None:
-        """A complete group from a checkpoint."""
+        """Restore a complete group from a checkpoint."""
         self._keep(group)
         self._taken_back.add((group.task, group.index))
         for member in group.members:
@@ -119,7 +119,7 @@ class Admission:
 
     def scored(self, group: Group) -> None:
         done = [m for m in group.members if m.state is State.SCORED]
-        if len(done) < self.policy.group_size:
+        if len(done) < self.rules.group_size:
             return
         for surplus in [m for m in group.members if m.state is not State.SCORED]:
             self.tally.dropped[DropReason.SURPLUS] += 1
@@ -128,7 +128,7 @@ class Admission:
         group.complete = True
         self.ages.note(group)
         group.completed_as, self._completed = self._completed, self._completed + 1
-        rejected = self.policy.tasks[group.task].group_filter == "same_reward" and len({m.reward for m in done}) == 1
+        rejected = self.rules.tasks[group.task].group_filter == "same_reward" and len({m.reward for m in done}) == 1
         if rejected:
             self.drop(group, DropReason.GROUP_FILTERED)
         elif self.is_stale(group):
@@ -152,7 +152,7 @@ class Admission:
 
     def _quarantine_if(self, task: str, failures: Counter[str], what: str) -> None:
         tally = self.tally.tasks[task]
-        if failures[task] < self.policy.quarantine_after or tally.quarantined:
+        if failures[task] < self.rules.quarantine_after or tally.quarantined:
             return
         tally.quarantined = True
         tally.quarantine_reason = f"{failures[task]} {what}"
@@ -173,28 +173,28 @@ class Admission:
     # --- age ---------------------------------------------------------------------------------
 
     def is_stale(self, group: Group) -> bool:
-        """Too old for every step that is still to come."""
+        """True if the group is too old for every step that can still train it."""
         version = group.version
-        return version is not None and version < self.batches.next_step - self.policy.alpha
+        return version is not None and version < self.batches.next_step - self.rules.alpha
 
     def sweep_stale(self) -> None:
         counted: set[str] = set()
-        for group in self.ages.older_than(self.batches.next_step - self.policy.alpha):
-            # Dropping one may set its task aside, and with it the others that were found.
+        for group in self.ages.older_than(self.batches.next_step - self.rules.alpha):
+            # Dropping one group may quarantine its task, which drops the others.
             is_due = group.id in self.groups and self.is_stale(group)
-            if is_due and (self.policy.abort_stale or group.id in self.batches.buffer):
-                # One step that leaves many slow groups behind is one failure of their task, not many in a row.
+            if is_due and (self.rules.abort_stale or group.id in self.batches.buffer):
+                # A step that leaves many slow groups behind counts once per task, not once per group.
                 self.drop(group, DropReason.GROUP_STALE, is_counted=group.task not in counted)
                 counted.add(group.task)
 
     def oldest_start(self, group: Group, version: int) -> int:
-        """The oldest version that a trajectory of this group may begin on, while the trainer is at `version`.
+        """The oldest version on which a trajectory of this group may start while the trainer is at `version`.
 
-        An older start leaves fewer steps to train in. It is allowed while these steps have a place for it: as many as
-        their batches hold, less the groups that are as old and need one too.
+        An older start leaves fewer steps to train in. It is allowed while those steps have a free place: the size of
+        their batches, minus the groups that are at least as old.
         """
-        oldest = self.batches.next_step - self.policy.alpha
-        if self.policy.in_order:
+        oldest = self.batches.next_step - self.rules.alpha
+        if self.rules.in_order:
             return max(group.admitted_version, oldest)
         if group.indexed_at is not None:
             return max(min(group.indexed_at, version), oldest)
@@ -204,20 +204,20 @@ class Admission:
         return start
 
     def _has_place(self, task: str, version: int) -> bool:
-        """In the batches that groups as old as `version` can still train in."""
-        first, last = self.batches.next_step, min(version + self.policy.alpha, self.policy.steps - 1)
+        """True if a batch that can still train this version has a free place."""
+        first, last = self.batches.next_step, min(version + self.rules.alpha, self.rules.steps - 1)
         places = sum(self.mix.quota(step).get(task, 0) for step in range(first, last + 1))
         if first == self.batches.step:
             places -= self.batches.num_taken(task)
         return self.ages.num_up_to(version, task) < places
 
     def take(self, groups: list[Group]) -> None:
-        """A batch has them: their step is settled."""
+        """A batch took these groups, so their age no longer matters."""
         for group in groups:
             self.ages.remove(group)
 
     def give_back(self, groups: list[Group]) -> None:
-        """The batch that had them is abandoned."""
+        """The batch that held these groups was abandoned."""
         for group in groups:
             self.ages.note(group)
 

@@ -1,7 +1,7 @@
-"""How old the groups are that have yet to train. Owns the index by version; decides nothing about them.
+"""Indexes untrained groups by age. Owns the index; makes no decisions.
 
-A group's age is the version of its oldest first token, or of the engine that was asked for it. Groups that a batch has
-taken are out of the index: their step is settled.
+A group's age is the version of its oldest first token, or the version of the engine that will sample it. Groups in a
+batch are not indexed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Ages:
         self._counts: dict[int, Counter[str]] = {}  # groups of each task, by version
 
     def note(self, group: Group) -> None:
-        """A member has begun, is about to, or has to begin again."""
+        """Update the index after a member started, was dispatched, or must start over."""
         begun = [m.first_version for m in group.members if m.first_version >= 0]
         planned = [m.planned_version for m in group.members if m.first_version < 0 <= m.planned_version]
         group.version = min(begun, default=None)

@@ -14,21 +14,21 @@ from collections.abc import Callable
 
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.mix import TaskMix
-from rollart_hpc.flow.policy import Policy
+from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.state import Group
 
-Order = tuple[int, int]  # the group that trains first has the lowest
+Order = tuple[int, int]  # lowest trains first
 
 
 class Batches:
     def __init__(
         self,
-        policy: Policy,
+        rules: FlowRules,
         mix: TaskMix,
         emit: Callable[[ev.Command], None],
         oldest_incomplete: Callable[[], int],
     ) -> None:
-        self.policy = policy
+        self.rules = rules
         self.mix = mix
         self.buffer: dict[int, Group] = {}
         self.taken: dict[int, Group] = {}
@@ -37,10 +37,10 @@ class Batches:
         self.chunks = 0
         self._emit = emit
         self._oldest_incomplete = oldest_incomplete
-        self._waiting: dict[str, list[tuple[Order, int]]] = {task: [] for task in policy.tasks}  # heaps of the buffer
+        self._waiting: dict[str, list[tuple[Order, int]]] = {task: [] for task in rules.tasks}  # heaps of the buffer
         self._num_buffered: Counter[str] = Counter()
         self._num_taken: Counter[str] = Counter()
-        self._is_due = False  # something has changed since the last look
+        self._is_due = False  # something changed since the last call
 
     @property
     def is_open(self) -> bool:
@@ -48,7 +48,7 @@ class Batches:
 
     @property
     def is_closed(self) -> bool:
-        return len(self.taken) == self.policy.groups_per_step
+        return len(self.taken) == self.rules.groups_per_step
 
     @property
     def next_step(self) -> int:
@@ -62,7 +62,7 @@ class Batches:
         return dict(self._num_taken)
 
     def look_again(self) -> None:
-        """The mix has changed, or a group that others waited for is gone."""
+        """The mix changed, or a group that others waited for was dropped."""
         self._is_due = True
 
     def add(self, group: Group) -> None:
@@ -72,7 +72,7 @@ class Batches:
         self._is_due = True
 
     def discard(self, group: Group) -> None:
-        """It is dropped. Its entry goes when it comes to the top."""
+        """Remove a dropped group. Its heap entry is skipped later."""
         if self.buffer.pop(group.id, None) is not None:
             self._num_buffered[group.task] -= 1
         self._is_due = True
@@ -83,7 +83,7 @@ class Batches:
         self._is_due = True
 
     def abandon(self) -> list[Group]:
-        """The trainer is lost: its uncommitted groups wait again."""
+        """The trainer was lost. Return its uncommitted groups to the buffer."""
         returned = list(self.taken.values())
         self._settle()
         for group in returned:
@@ -101,12 +101,12 @@ class Batches:
         self._num_taken.clear()
 
     def fill(self) -> list[Group]:
-        """Send what the open batch can take now; returns it."""
+        """Send the groups that the open batch can take now, and return them."""
         if not self._is_due or not self.is_open or not self.buffer:
             return []
         self._is_due = False
         quota = self.mix.quota(self.step)
-        if not self.policy.streaming and not self._is_complete(quota):
+        if not self.rules.streaming and not self._is_complete(quota):
             return []
         chosen = [entry for task in quota for entry in self._take(task, quota[task] - self._num_taken[task])]
         if not chosen:
@@ -121,7 +121,7 @@ class Batches:
         return groups
 
     def _is_complete(self, quota: dict[str, int]) -> bool:
-        if self.policy.in_order:
+        if self.rules.in_order:
             limit = self._oldest_incomplete()
             ready = Counter(group.task for group in self.buffer.values() if group.id < limit)
         else:
@@ -134,13 +134,13 @@ class Batches:
         chosen: list[tuple[Order, int]] = []
         while heap and len(chosen) < places:
             if heap[0][1] in self.buffer:
-                if self.policy.in_order and heap[0][1] >= self._oldest_incomplete():
+                if self.rules.in_order and heap[0][1] >= self._oldest_incomplete():
                     break  # only groups older than any that is still being played
                 chosen.append(heap[0])
             heapq.heappop(heap)
         return chosen
 
     def _order(self, group: Group) -> Order:
-        if self.policy.in_order:
+        if self.rules.in_order:
             return (0, group.id)
         return (group.version or 0, group.completed_as)

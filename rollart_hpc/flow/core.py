@@ -23,9 +23,9 @@ from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.admission import Admission
 from rollart_hpc.flow.batches import Batches
 from rollart_hpc.flow.mix import TaskMix
-from rollart_hpc.flow.policy import Policy
 from rollart_hpc.flow.publish import Publisher
 from rollart_hpc.flow.routing import Router
+from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.snapshot import groups_of, snapshot_of
 from rollart_hpc.flow.state import Failure, Group, State, Tally, TaskTally, Trajectory, Worker
 from rollart_hpc.flow.trajectories import Hooks, Trajectories
@@ -33,14 +33,14 @@ from rollart_hpc.flow.validate import Validator
 from rollart_hpc.types import WeightsId
 from rollart_hpc.vocabulary import DropReason, EventKind, RunState
 
-# Events that bring a run forward; a retry that fails for ever is none.
+# Events that count as progress. A failing retry does not.
 MOVES = {ev.Generated, ev.Prefilled, ev.Ended, ev.Scored, ev.Committed, ev.Installed, ev.Saved}
 NEVER = 1 << 60  # a version that no engine has
 
 
 class Core:
-    def __init__(self, policy: Policy, attempt: int = 1, saved: dict[str, Any] | None = None) -> None:
-        self.policy = policy
+    def __init__(self, rules: FlowRules, attempt: int = 1, saved: dict[str, Any] | None = None) -> None:
+        self.rules = rules
         self.attempt = attempt
         self.version = 0  # the trainer's: steps committed
         self.stopped: RunState | None = None
@@ -49,19 +49,19 @@ class Core:
         self.saved_version = -1
         self._first_step = 0
         self._now = 0.0
-        self._batch_size = policy.groups_per_step * policy.group_size
+        self._batch_size = rules.groups_per_step * rules.group_size
         self.workers: dict[str, Worker] = {}
-        self.tally = Tally(tasks={task: TaskTally() for task in policy.tasks})
-        self.mix = TaskMix({name: task.weight for name, task in policy.tasks.items()}, policy.groups_per_step)
-        self.validator = Validator(policy)
+        self.tally = Tally(tasks={task: TaskTally() for task in rules.tasks})
+        self.mix = TaskMix({name: task.weight for name, task in rules.tasks.items()}, rules.groups_per_step)
+        self.validator = Validator(rules)
         self._out: list[ev.Command] = []
-        self.router = Router(policy, self.tally, self._emit, self._usable_version, self._oldest_version, self._on_idle)
+        self.router = Router(rules, self.tally, self._emit, self._usable_version, self._oldest_version, self._on_idle)
         hooks = Hooks(self._on_reset, self._on_turn, self._on_begun, self._on_scored, self._on_failed)
-        self.trajectories = Trajectories(policy, self.tally, self.workers, self.router, self._emit, hooks)
-        self.batches = Batches(policy, self.mix, self._emit, lambda: self.admission.oldest_incomplete())  # noqa: PLW0108 - made below
-        self.admission = Admission(policy, self.tally, self.mix, self.trajectories, self.batches)
+        self.trajectories = Trajectories(rules, self.tally, self.workers, self.router, self._emit, hooks)
+        self.batches = Batches(rules, self.mix, self._emit, lambda: self.admission.oldest_incomplete())  # noqa: PLW0108 - made below
+        self.admission = Admission(rules, self.tally, self.mix, self.trajectories, self.batches)
         self.groups = self.admission.groups
-        self.publisher = Publisher(policy, self.tally, self.workers, self._emit, self._may_install, self._changed)
+        self.publisher = Publisher(rules, self.tally, self.workers, self._emit, self._may_install, self._changed)
         self._handlers = {
             ev.Joined: self._joined, ev.Lost: self._lost, ev.Tick: self._tick,
             ev.GoOn: lambda _: None, ev.TurnWanted: self.trajectories.turn_wanted,
@@ -77,7 +77,7 @@ class Core:
             self._restore(saved)
 
     def handle(self, event: ev.Event) -> list[ev.Command]:
-        """Take in one event; the commands are to be carried out in order."""
+        """Handle one event. The caller carries out the returned commands in order."""
         if self.stopped:
             return []
         kind = type(event)
@@ -91,18 +91,18 @@ class Core:
 
     @property
     def has_backlog(self) -> bool:
-        """More can be done at once: `GoOn` does it, when nothing else has happened."""
+        """True if more work is ready; feed `GoOn` to do it when no other event is waiting."""
         return not self.stopped and (self.trajectories.has_backlog or (self.admission.is_due and self._may_admit()))
 
     def settle(self, event: ev.Event) -> list[ev.Command]:
-        """Take in one event and all that follows from it, for callers without other events to attend to."""
+        """Handle one event and the whole backlog, for callers that have no other events waiting."""
         out = self.handle(event)
         while self.has_backlog:
             out += self.handle(ev.GoOn())
         return out
 
     def is_expected(self, trajectory: str, issue: int) -> bool:
-        """The environment's next word of this play is awaited: it is not that of a worker given up meanwhile."""
+        """True if this issue is with its environment. Messages from replaced workers are not expected."""
         return self.trajectories.is_stepping(trajectory, issue)
 
     def has_request(self, request: int) -> bool:
@@ -112,7 +112,7 @@ class Core:
         self._out.append(command)
 
     def _advance(self) -> None:
-        """Whatever the event was: admit, dispatch, batch, finish."""
+        """After every event: admit, dispatch, batch, finish."""
         if not self.mix.tasks:
             each = [f"{name}: {task.quarantine_reason}" for name, task in self.tally.tasks.items() if task.quarantined]
             self._stop(RunState.FAILED, f"all tasks are quarantined: {'; '.join(each)}")
@@ -132,7 +132,7 @@ class Core:
         return self.publisher.newest is not None and not self.validator.blocks_training and not self.draining
 
     def _look_at_ages(self) -> None:
-        """The next step is another one: what is too old for it goes, and engines may be too old as well."""
+        """The next step changed. Drop stale groups, and check again which engines are new enough."""
         self.admission.sweep_stale()
         self.router.look_again()
 
@@ -168,10 +168,10 @@ class Core:
         self.publisher.trainer = worker
         if event.attempt != self.attempt:
             self._roll_back(event.attempt, event.version)
-        # A trainer of this attempt whose connection broke ends itself and comes back restored, as a new attempt.
+        # A trainer of this attempt whose connection broke exits and comes back restored, as a new attempt.
 
     def _roll_back(self, attempt: int, version: int) -> None:
-        """The trainer was restored: versions above `version` never were, engines must install again."""
+        """The trainer was restored. Versions above `version` no longer exist, and engines must install again."""
         self.tally.dropped[DropReason.TRAINED_ROLLED_BACK] += (self.version - version) * self._batch_size
         self.attempt, self.version = attempt, version
         self._first_step = version
@@ -203,7 +203,7 @@ class Core:
 
     def _on_turn(self, trajectory: Trajectory) -> bool:
         group = trajectory.group
-        if group is not None and self.policy.abort_stale and self.admission.is_stale(group):
+        if group is not None and self.rules.abort_stale and self.admission.is_stale(group):
             self.admission.drop(group, DropReason.GROUP_STALE)
             return False
         return True
@@ -223,7 +223,7 @@ class Core:
         self.admission.scored(trajectory.group)
 
     def _on_failed(self, trajectory: Trajectory, failure: Failure) -> None:
-        """A failed trajectory is data: count it, then play it again after a pause, within limits."""
+        """A failed trajectory is data: count it, then retry after a delay, within limits."""
         self.tally.dropped[failure.reason] += 1
         trajectory.failures += 1
         task = self.tally.tasks[trajectory.task]
@@ -234,7 +234,7 @@ class Core:
             self.admission.reset_failed(trajectory.task)
         if trajectory.state is State.GONE:
             return
-        group, limit = trajectory.group, self.policy.quarantine_after
+        group, limit = trajectory.group, self.rules.quarantine_after
         if group is None and (task.quarantined or trajectory.failures > limit):
             self._validated(trajectory, has_failed=True)
             return
@@ -248,25 +248,25 @@ class Core:
     # --- engines -----------------------------------------------------------------------------
 
     def _usable_version(self, engine: Worker) -> int | None:
-        """What it generates with; None if it has no weights of this attempt."""
+        """The version the engine generates with; None if it has no weights of this attempt."""
         installed = engine.installed
         return installed.version if installed is not None and installed.attempt == self.attempt else None
 
     def _oldest_version(self, trajectory: Trajectory, is_home: bool) -> int:
-        """The oldest version that may serve its turn, on the engine that holds it (`is_home`) or on another one.
+        """The oldest version that may serve this turn, on the engine that holds the trajectory or on another one.
 
-        An engine more than alpha behind gets no requests. One that installs only when idle serves what it holds to the
-        end, and begins nothing before it has the newest version.
+        An engine more than alpha behind gets no requests. With `install_idle` an engine finishes the trajectories it
+        holds, and starts new ones only on the newest version.
         """
-        policy = self.policy
+        rules = self.rules
         has_begun = trajectory.first_version >= 0
         validation = self.validator.running
         if validation is not None and not trajectory.is_training and not has_begun:
             return validation.version
         group = trajectory.group
         oldest = 0 if has_begun or group is None else self.admission.oldest_start(group, self.version)
-        if not policy.install_idle:
-            return max(oldest, self.version - policy.alpha)
+        if not rules.install_idle:
+            return max(oldest, self.version - rules.alpha)
         if is_home:
             return oldest
         newest = self.publisher.newest
@@ -282,15 +282,15 @@ class Core:
 
     def _may_install(self, engine: Worker) -> bool:
         foreign = engine.installed is None or engine.installed.attempt != self.attempt
-        return foreign or not self.policy.install_idle or not engine.trajectories
+        return foreign or not self.rules.install_idle or not engine.trajectories
 
     # --- training ----------------------------------------------------------------------------
 
     def _batch_wanted(self, event: ev.BatchWanted) -> None:
         trainer = self.publisher.trainer
-        if trainer is None or event.version != self.version or self.version >= self.policy.steps:
+        if trainer is None or event.version != self.version or self.version >= self.rules.steps:
             return
-        if self.batches.trainer:  # it forgot what it was given: start the batch over
+        if self.batches.trainer:  # it lost its chunks: start the batch over
             self.admission.give_back(self.batches.abandon())
         self.batches.open(self.version, trainer.name)
         self._look_at_ages()
@@ -298,7 +298,7 @@ class Core:
     def _committed(self, event: ev.Committed) -> None:
         if event.version != self.version + 1 or not self.batches.is_closed:
             return
-        if event.version - 1 > self._first_step:  # the first wait of a trainer is for the run to start up
+        if event.version - 1 > self._first_step:  # the first wait includes the start of the run
             self.tally.wait_s += event.wait_s
             self.tally.train_s += event.train_s
         trained = self.batches.commit()
@@ -309,7 +309,7 @@ class Core:
         self.admission.is_due = True
         self.mix.forget_before(max(self.saved_version, 0))  # a restore goes back that far
         self._look_at_ages()
-        every = self.policy.checkpoint_every
+        every = self.rules.checkpoint_every
         if self.draining or (every and self.version % every == 0):
             self._save()
 
@@ -340,7 +340,7 @@ class Core:
             self.publisher.spoiled(self.workers[event.worker])
 
     def _transfer_sent(self, event: ev.TransferSent) -> None:
-        if self.policy.collective == "mpi" and event.collective != "mpi":
+        if self.rules.collective == "mpi" and event.collective != "mpi":
             self.tally.transfer_fallbacks += 1
 
     def _installed(self, event: ev.Installed) -> None:
@@ -358,9 +358,9 @@ class Core:
     # --- validation --------------------------------------------------------------------------
 
     def _validate_if_due(self) -> None:
-        newest = self.publisher.newest
-        ready = newest == WeightsId(self.attempt, self.version) and not self.draining
-        if ready and self.validator.is_due(self.version):
+        if self.draining or not self.validator.is_due(self.version):
+            return
+        if self.publisher.newest == WeightsId(self.attempt, self.version):
             for trajectory in self.validator.begin(self.version, list(self.mix.tasks), self.attempt):
                 self.trajectories.enter(trajectory)
 
@@ -403,15 +403,15 @@ class Core:
             if self.saved_version == self.version:
                 self._stop(RunState.DRAINED, self.draining)
             return
-        if self.version < self.policy.steps or self.validator.running or self._final_validation_missing():
+        if self.version < self.rules.steps or self.validator.running or self._final_validation_missing():
             return
         if self.saved_version == self.version:
-            self._stop(RunState.FINISHED, f"all {self.policy.steps} steps are done")
+            self._stop(RunState.FINISHED, f"all {self.rules.steps} steps are done")
         else:
             self._save()
 
     def _final_validation_missing(self) -> bool:
-        return self.policy.validation_plays > 0 and not self.validator.has(self.policy.steps)
+        return self.rules.validation_plays > 0 and not self.validator.has(self.rules.steps)
 
     def _stop(self, state: RunState, reason: str) -> None:
         self.stopped = state
@@ -433,7 +433,7 @@ class Core:
     # --- snapshot ----------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """What a checkpoint keeps: complete groups and counters. Running trajectories are issued again."""
+        """The state that a checkpoint keeps: complete groups and counters. Running trajectories are played again."""
         return snapshot_of(self)
 
     def _restore(self, saved: dict[str, Any]) -> None:
@@ -445,7 +445,7 @@ class Core:
         self.validator.restore(saved["validations"])
         self._first_step = self.version
         for group in groups_of(saved["groups"]):
-            if group.task in self.mix.tasks and len(group.members) == self.policy.group_size:
+            if group.task in self.mix.tasks and len(group.members) == self.rules.group_size:
                 self.admission.take_back(group)
             else:
                 self.tally.dropped[DropReason.NO_PLACE] += len(group.members)

@@ -1,7 +1,7 @@
-"""Engines by hardware class and by the version they have. Owns who can take another trajectory, and how full they are.
+"""Engines by hardware class and installed version. Owns how full they are and which can take another trajectory.
 
-A pool keeps a bucket per installed version. Few versions are alive at any time, so the emptiest engine that is new
-enough is found with one look at each bucket, however many engines there are.
+A pool keeps one bucket per installed version. Only a few versions are in use at a time, so finding the emptiest engine
+that is new enough takes one look at each bucket, however many engines there are.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from rollart_hpc.flow.ranking import Ranking
 from rollart_hpc.flow.state import Trajectory, Worker
 
 SLACK = 0.05  # an engine that is this much fuller than the mean takes nothing new
-TINY = 1e-6  # what adding and subtracting weights may leave of nothing
-MAX_LOOKS = 8  # engines tried for one trajectory before it waits for KV
-KV_GRAIN = 64  # KV use is compared in parts of the capacity, so that the order does not change with every turn
+TINY = 1e-6  # rounding error of a sum of weights
+MAX_LOOKS = 8  # engines tried for one trajectory before it waits for free KV
+KV_GRAIN = 64  # KV use is compared in 64ths of the capacity, so that ranks do not change with every turn
 
 
 class Share(NamedTuple):
-    """What an engine adds to its bucket."""
+    """The contribution of one engine to its bucket."""
 
     version: int
-    num_level: int  # 1, or 0 if others need not be level with it
+    num_level: int  # 1, or 0 if its KV is full and others need not wait for it
     num_trajectories: int
     weight: float
     capacity: int
@@ -57,7 +57,7 @@ class Pool:
         self._shares: dict[str, Share] = {}
 
     def update(self, engine: Worker, version: int | None, is_blocked: bool = False) -> None:
-        """Something about this engine has changed. `version`: what it can generate with, None for nothing."""
+        """Refresh an engine that changed. `version`: the version it can generate with, or None."""
         name = engine.name
         earlier = self._shares.get(name)
         share = None if version is None else _share(engine, version)
@@ -91,7 +91,7 @@ class Pool:
 
 
 class Choice:
-    """The engine for one trajectory among those of some pools that have at least version `oldest`."""
+    """The candidates for one trajectory: engines of some pools with at least version `oldest`."""
 
     def __init__(self, pools: Iterable[Pool], oldest: int) -> None:
         self.new_enough: list[tuple[Pool, Bucket]] = []
@@ -118,9 +118,9 @@ class Choice:
         return engine
 
     def has_share_left(self, engine: Worker, num_waiting: int) -> bool:
-        """While other engines still install, nobody takes more than its fair share of what runs and waits.
+        """While other engines still install, an engine takes at most its fair share of running and waiting work.
 
-        Beyond its part of all credits it takes nothing that puts it ahead of the others: credits bind them, too.
+        Beyond its share of all credits it takes nothing that puts it ahead of the mean: credits limit the others too.
         """
         if self.weight >= self.all_weight:
             return True
@@ -129,9 +129,9 @@ class Choice:
         return len(engine.trajectories) < min(share, part * max(self.all_capacity, self.all_trajectories))
 
     def is_level(self, engine: Worker) -> bool:
-        """A full engine waits for emptier ones to have a credit: what it takes now stays with it for long.
+        """False if the engine should wait until emptier ones have a credit. Trajectories stay where they start.
 
-        All of them with one more each is the measure. The emptiest engine is never above it, whatever their weights.
+        The limit is the mean if every engine held one more. The emptiest engine is always within it.
         """
         if self.weight < TINY:
             return True
@@ -153,7 +153,7 @@ def _first_that_fits(
 
 
 def _share(engine: Worker, version: int) -> Share:
-    """An engine whose KV is full counts for nothing: the others must not wait until they are level with it."""
+    """An engine with a full KV cache does not count: the others must not wait for it to catch up."""
     num = len(engine.trajectories)
     if engine.kv_tokens and num and engine.held_tokens * (num + 1) > engine.kv_tokens * num:
         return Share(version, 0, 0, 0.0, 0)
@@ -161,13 +161,13 @@ def _share(engine: Worker, version: int) -> Share:
 
 
 def _key(engine: Worker) -> tuple[float, ...]:
-    """How full it would be with one more; of two equally full ones, the one with more KV left comes first."""
+    """How full the engine would be with one more trajectory. Free KV breaks ties."""
     used = engine.held_tokens * KV_GRAIN // engine.kv_tokens if engine.kv_tokens else 0
     return (len(engine.trajectories) + 1) / engine.weight, used
 
 
 def fits(engine: Worker, trajectory: Trajectory) -> bool:
-    """Its KV holds one more. An empty engine takes anything: it says itself what can never fit."""
+    """True if the KV cache can hold this trajectory. An empty engine takes any: it reports what can never fit."""
     tokens = engine.kv_tokens
     if not tokens or not engine.trajectories or trajectory.id in engine.trajectories:
         return True
@@ -175,6 +175,6 @@ def fits(engine: Worker, trajectory: Trajectory) -> bool:
 
 
 def fits_now(engine: Worker, trajectory: Trajectory) -> bool:
-    """Its KV holds this turn beside those that run."""
+    """True if the KV cache can hold this turn beside the running ones."""
     tokens = engine.kv_tokens
     return not tokens or not engine.load or engine.running_tokens + trajectory.turn_tokens <= tokens

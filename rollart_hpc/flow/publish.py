@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rollart_hpc.flow import events as ev
-from rollart_hpc.flow.policy import Policy
+from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.state import Tally, Worker
 from rollart_hpc.types import WeightsId
 
-PATIENCE_S = 10.0  # at least so long do engines with the newest version leave the others their share
-IDLE_PATIENCE_S = 600.0  # the same where an engine must first finish what it holds
+PATIENCE_S = 10.0  # minimum time for which up-to-date engines leave the others their share
+IDLE_PATIENCE_S = 600.0  # the same if engines install only when idle
 
 
 @dataclass(slots=True)
@@ -50,14 +50,14 @@ class Node:
 class Publisher:
     def __init__(
         self,
-        policy: Policy,
+        rules: FlowRules,
         tally: Tally,
         workers: dict[str, Worker],
         emit: Callable[[ev.Command], None],
         may_install: Callable[[Worker], bool],
         changed: Callable[[Worker], None],
     ) -> None:
-        self.policy = policy
+        self.rules = rules
         self.tally = tally
         self.workers = workers
         self.newest: WeightsId | None = None
@@ -92,7 +92,7 @@ class Publisher:
         self._advance(engines if self._holders else ())
 
     def restored(self) -> None:
-        """The trainer fell back: nothing that anyone holds is the run's weights any more."""
+        """The trainer was rolled back. All copies of the weights are invalid."""
         self.newest = None
         self.transfer = None
         self._holders, self._lacking_relays, self._lacking_engines = {}, {}, {}
@@ -138,13 +138,13 @@ class Publisher:
         rank, size = 1, self._size(transfer.targets)
         for name in transfer.targets:
             target = self.workers[name]
-            if self.policy.direct:
+            if self.rules.direct:
                 self._begin_install(target, transfer.weights)
             self._emit(ev.JoinTransfer(name, epoch, transfer.weights, rank, size, host, port))
             rank += target.num_ranks
 
     def spoiled(self, relay: Worker) -> None:
-        """Its copy is bad or missing: another relay sends it one, or the trainer publishes again if none has one."""
+        """The relay's copy is bad or missing. Another relay sends one, or the trainer publishes again."""
         relay.held = None
         self._holders.pop(relay.name, None)
         self._lacking_relays[relay.name] = relay
@@ -181,11 +181,11 @@ class Publisher:
         self.tally.transfer_failures += 1
         for relay in self._nodes[engine.node].relays.values():
             if relay.held == weights:
-                self._emit(ev.Adopt(relay.name, weights))  # let it look whether its copy is still good
+                self._emit(ev.Adopt(relay.name, weights))  # makes the relay verify its copy
 
     def is_idle(self, engine: Worker) -> None:
-        """It holds no trajectory any more: one that installs only then can."""
-        if not self.policy.direct:
+        """The engine holds no trajectories, so it can install if it was waiting for that."""
+        if not self.rules.direct:
             self._install_if_possible(engine)
 
     def tick(self, now: float) -> None:
@@ -198,19 +198,19 @@ class Publisher:
     # --- moving on ---------------------------------------------------------------------------
 
     def _be_patient(self) -> None:
-        """The first engine has a version. The others will have it soon, and until then their share is left to them."""
+        """The first engine installed a version. Keep the share of the others for a while: they will follow soon."""
         usual_s = max(PATIENCE_S, 2 * (self._now - self._published_s))
-        self.patient_until_s = self._now + (IDLE_PATIENCE_S if self.policy.install_idle else usual_s)
+        self.patient_until_s = self._now + (IDLE_PATIENCE_S if self.rules.install_idle else usual_s)
 
     def _publish_again(self) -> None:
         if self.newest is not None and self.trainer is not None and not self._holders:
             self._emit(ev.PublishAgain(self.trainer.name, self.newest))
 
     def _advance(self, engines: Iterable[Worker]) -> None:
-        """Start whatever transfer is possible now, and the installs of these engines."""
+        """Start the transfer that is possible now, and the installs of these engines."""
         if self.newest is None:
             return
-        if self.policy.direct:
+        if self.rules.direct:
             self._offer_to_engines(self.newest)
             return
         self._offer_to_relays(self.newest)
@@ -218,7 +218,7 @@ class Publisher:
             self._install_if_possible(engine)
 
     def _adopt(self, relays: Iterable[Worker]) -> None:
-        if self.policy.direct or self.newest is None or self.trainer is None:
+        if self.rules.direct or self.newest is None or self.trainer is None:
             return
         for relay in relays:
             if relay.node == self.trainer.node and relay.held != self.newest:
@@ -262,7 +262,7 @@ class Publisher:
         self._emit(ev.OfferTransfer(source, self._epoch, weights, self._size(targets)))
 
     def _size(self, targets: list[str]) -> int:
-        """Ranks of a transfer: its source, and as many of each target as have a process of their own."""
+        """Number of ranks in a transfer: the source plus the ranks of every target."""
         return 1 + sum(self.workers[name].num_ranks for name in targets)
 
     def _answered(self, name: str, weights: WeightsId) -> None:

@@ -1,7 +1,7 @@
-"""Workers in order of a key that changes all the time. Owns the order; knows nothing of what a key means.
+"""Workers ordered by a key that changes often. Owns the order; does not know what the key means.
 
-A heap with stale entries: a change pushes a new entry and the old one is skipped when it comes to the top, so that a
-change costs O(log n) and the first is found in O(log n) amortised.
+A heap with lazy deletion. A change pushes a new entry, and the old one is skipped when it reaches the top. A change and
+a lookup take O(log n) amortised.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Ranking:
         return len(self._keys)
 
     def put(self, name: str, key: Key) -> None:
-        """Rank `name`, or rank it anew."""
+        """Add `name`, or change its key."""
         if self._keys.get(name) == key:
             return
         self._keys[name] = key
@@ -33,7 +33,7 @@ class Ranking:
         self._keys.pop(name, None)
 
     def first(self) -> tuple[Key, str] | None:
-        """The lowest key and its name; names decide between equal keys."""
+        """The lowest key and its name. Names break ties."""
         heap = self._heap
         while heap:
             key, name = heap[0]

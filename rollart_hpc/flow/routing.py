@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterator
 from enum import Enum, auto
 
 from rollart_hpc.flow import events as ev
-from rollart_hpc.flow.policy import Policy
 from rollart_hpc.flow.pools import Choice, Pool, fits, fits_now
+from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.state import Tally, Trajectory, Worker
 from rollart_hpc.hardware import BANDWIDTH, COMPUTE
 
 ANY = "any"
-LENGTHS_REMEMBERED = 64  # trajectories that the expected length of a task is taken from, roughly
+LENGTHS_REMEMBERED = 64  # recent trajectories that determine the expected length of a task
 
-# Turns of one kind can be served by the same engines, so that the first of them stands for all.
+# Turns of one kind can be served by the same engines, so checking the first is enough.
 Kind = tuple[str, bool, bool, bool]  # task, is training, has begun, KV is ready
 Queue = deque[tuple[int, Trajectory]]
 
@@ -46,31 +46,31 @@ class Router:
 
     def __init__(
         self,
-        policy: Policy,
+        rules: FlowRules,
         tally: Tally,
         emit: Callable[[ev.Command], None],
         usable: Callable[[Worker], int | None],
         needs: Callable[[Trajectory, bool], int],
         on_idle: Callable[[Worker], None],
     ) -> None:
-        self.policy = policy
+        self.rules = rules
         self.tally = tally
         self.engines: dict[str, Worker] = {}
         self.pools: dict[str, Pool] = {}
-        self.is_patient = False  # engines that still install have their share kept for them
+        self.is_patient = False  # engines that still install keep their share
         self._emit = emit
         self._usable = usable
         self._needs = needs
         self._on_idle = on_idle
-        self._awaited = set(policy.pools)
-        self._installs_idle = policy.install_idle or policy.direct
+        self._awaited = set(rules.pools)
+        self._installs_idle = rules.install_idle or rules.direct
         self._queues: dict[str, dict[Kind, Queue]] = {}
-        self._queued_in: dict[str, str] = {}  # trajectories that wait in the queue of a pool
-        self._num_waiting: Counter[str] = Counter()  # of each of these queues
-        self._ready: dict[str, None] = {}  # engines whose own turns may go on
-        self._is_due = False  # the pools' queues must be looked at
+        self._queued_in: dict[str, str] = {}  # queue of each trajectory that waits for any engine
+        self._num_waiting: Counter[str] = Counter()  # length of each queue
+        self._ready: dict[str, None] = {}  # engines whose own queue must be checked
+        self._is_due = False  # the queues of the pools must be checked
         self._last_place = 0
-        self._expected: dict[str, float] = dict.fromkeys(policy.tasks, 0.0)  # tokens of a trajectory at its end
+        self._expected: dict[str, float] = dict.fromkeys(rules.tasks, 0.0)  # tokens of a trajectory at its end
 
     # --- pools -------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class Router:
             self._queue_anew()
 
     def leave(self, engine: Worker) -> None:
-        """It is lost; `engine.waiting` wait elsewhere from now on."""
+        """The engine was lost. Its waiting turns move to other queues."""
         del self.engines[engine.name]
         self.pools[engine.pool].leave(engine)
         self._ready.pop(engine.name, None)
@@ -97,14 +97,17 @@ class Router:
         self._is_due = True
 
     def changed(self, engine: Worker) -> None:
-        """Its weights, credits or trajectories are others than before."""
-        self.pools[engine.pool].update(engine, self._usable(engine), self._is_blocked(engine))
+        """The weights, credits or trajectories of this engine changed."""
+        self._update(engine)
         if engine.waiting:
             self._ready[engine.name] = None
         self._is_due = True
 
+    def _update(self, engine: Worker) -> None:
+        self.pools[engine.pool].update(engine, self._usable(engine), self._is_blocked(engine))
+
     def look_again(self) -> None:
-        """The trainer's version or the batch has changed, and with them which engines are new enough."""
+        """The version or the batch changed, so other engines may be new enough now."""
         self._is_due = True
         for engine in self.engines.values():
             if engine.waiting:
@@ -114,20 +117,20 @@ class Router:
         return pool in self.pools and bool(self.pools[pool].engines)
 
     def _is_alive(self, pool: str) -> bool:
-        """A pool whose first engine is yet to come counts as alive: its tasks wait for it."""
+        """A pool whose first engine has not joined yet counts as alive: its tasks wait."""
         return pool in self._awaited or self._has_engine(pool)
 
     def _is_blocked(self, engine: Worker) -> bool:
         return self._installs_idle and engine.installing is not None
 
     def stage(self, trajectory: Trajectory) -> Stage:
-        """What the turn that waits needs next, as things stand."""
-        if not self.policy.tasks[trajectory.task].split or not all(map(self._is_alive, SPLIT_POOLS.values())):
+        """What the waiting turn needs next."""
+        if not self.rules.tasks[trajectory.task].split or not all(map(self._is_alive, SPLIT_POOLS.values())):
             return Stage.WHOLE
         return Stage.DECODE if trajectory.kv else Stage.PREFILL
 
     def _wanted(self, trajectory: Trajectory, stage: Stage) -> str:
-        return SPLIT_POOLS.get(stage) or self.policy.tasks[trajectory.task].affinity
+        return SPLIT_POOLS.get(stage) or self.rules.tasks[trajectory.task].affinity
 
     def _serves(self, pool: str, wanted: str) -> bool:
         return wanted in (pool, ANY) or not self._is_alive(wanted)
@@ -147,7 +150,7 @@ class Router:
             self._enqueue_in_pool(trajectory, stage)
 
     def _enqueue_in_pool(self, trajectory: Trajectory, stage: Stage) -> None:
-        """A turn that waits for any engine keeps none: an engine that installs when idle would wait for it."""
+        """Wait for any engine. The trajectory leaves the engine it had, which may be waiting to become idle."""
         self._let_go(trajectory, stage)
         wanted = self._wanted(trajectory, stage)
         has_begun = trajectory.first_version >= 0
@@ -159,14 +162,14 @@ class Router:
         self._is_due = True
 
     def withdraw(self, trajectory: Trajectory) -> None:
-        """It waits no longer. Its entry goes when it comes to the head of its queue."""
+        """Stop waiting. The queue entry is skipped when it reaches the head."""
         trajectory.place = 0
         wanted = self._queued_in.pop(trajectory.id, None)
         if wanted is not None:
             self._num_waiting[wanted] -= 1
 
     def _queue_anew(self) -> None:
-        """A pool has come to life or died: what waits may be for others, and of another stage."""
+        """A pool gained its first engine or lost its last. Waiting turns may belong to another queue or stage now."""
         waiting = sorted(
             (entry for kinds in self._queues.values() for queue in kinds.values() for entry in queue),
             key=lambda entry: entry[0],
@@ -180,7 +183,7 @@ class Router:
     # --- choosing ----------------------------------------------------------------------------
 
     def assign(self) -> Iterator[tuple[Trajectory, Worker, Stage]]:
-        """Waiting turns with the engine that takes each; the caller must `spend` before it asks for the next."""
+        """Pairs of a waiting turn and its engine. The caller must call `spend` before taking the next pair."""
         while self._ready or self._is_due:
             while self._ready:
                 engine = self.engines.get(self._ready.popitem()[0])
@@ -209,7 +212,7 @@ class Router:
             yield trajectory, engine, stage
 
     def _new_turns(self, kinds: dict[Kind, Queue]) -> Iterator[tuple[Trajectory, Worker, Stage]]:
-        """Whoever has waited longest goes first; a kind whose first turn finds no engine waits on."""
+        """Serve the longest waiting turn first. Skip a kind once its first turn finds no engine."""
         stuck: set[Kind] = set()
         while (kind := _longest_waiting(kinds, stuck)) is not None:
             trajectory = kinds[kind][0][1]
@@ -226,8 +229,9 @@ class Router:
         wanted = self._wanted(trajectory, stage)
         pools = [pool for pool in self.pools.values() if self._serves(pool.name, wanted)]
         choice = Choice(pools, self._needs(trajectory, False))
-        # In lockstep nobody ends before all have had their turn: there KV is evicted and computed again.
-        holds_kv = not self.policy.lockstep
+        # KV is reserved until the trajectory ends, except where that could deadlock. In lockstep no trajectory ends
+        # before all had their turn. A split trajectory that waits for one side may hold KV of the other.
+        holds_kv = not self.rules.lockstep and stage is not Stage.PREFILL
         engine = choice.emptiest(lambda e: fits_now(e, trajectory) and (not holds_kv or fits(e, trajectory)))
         if engine is None or not choice.is_level(engine):
             return None
@@ -247,12 +251,12 @@ class Router:
         return self.engines.get(trajectory.prefiller if stage is Stage.PREFILL else trajectory.engine)
 
     def _may_stay(self, home: Worker, trajectory: Trajectory, stage: Stage) -> bool:
-        """False if the trajectory must look for another engine: its pool is back, or this one is too far behind.
+        """False if the trajectory must move: its own pool is back, or this engine is too far behind.
 
-        An engine that installs only when idle keeps what has begun on it to its end: it waits for that end, and the
-        pool, if it needs the new version first, waits for the engine.
+        With `install_idle` a trajectory always finishes where it started. The engine waits for that before it installs,
+        so moving the trajectory to a pool that waits for the new version could deadlock.
         """
-        ends_here = self.policy.install_idle and stage is Stage.WHOLE
+        ends_here = self.rules.install_idle and stage is Stage.WHOLE
         if not ends_here and not self._serves(home.pool, self._wanted(trajectory, stage)):
             return False
         version = self._usable(home)
@@ -261,7 +265,7 @@ class Router:
     # --- what engines hold -------------------------------------------------------------------
 
     def spend(self, trajectory: Trajectory, engine: Worker, stage: Stage) -> None:
-        """The engine serves this turn: it holds the trajectory from now on, and one of its credits is spent."""
+        """Assign the turn to the engine: it now holds the trajectory, and one credit is spent."""
         self._count(trajectory, engine, stage)
         if self._home(trajectory, stage) is not engine:
             self._let_go(trajectory, stage)
@@ -272,22 +276,29 @@ class Router:
             if trajectory.id not in engine.trajectories:
                 engine.trajectories[trajectory.id] = trajectory
                 engine.held_tokens += trajectory.footprint
+                self._update(engine)
         trajectory.server = engine.name
         engine.load += 1
         engine.running_tokens += trajectory.turn_tokens
-        self.pools[engine.pool].update(engine, self._usable(engine), self._is_blocked(engine))
+        if engine.load == engine.capacity:
+            self._update(engine)
 
     def give_back(self, trajectory: Trajectory) -> None:
-        """Its request is over."""
+        """The request ended. Return its credit."""
         engine = self.engines.get(trajectory.server)
         trajectory.server = ""
         if engine is not None:
             engine.load -= 1
             engine.running_tokens -= trajectory.turn_tokens
-            self.changed(engine)
+            if engine.load + 1 == engine.capacity:
+                self._update(engine)
+            if engine.waiting:
+                self._ready[engine.name] = None
+            if self._queued_in:
+                self._is_due = True
 
     def release(self, trajectory: Trajectory) -> None:
-        """No engine holds it any more."""
+        """Remove the trajectory from all engines and queues."""
         self.withdraw(trajectory)
         self._let_go(trajectory, Stage.PREFILL)
         self._let_go(trajectory, Stage.WHOLE)
@@ -308,16 +319,18 @@ class Router:
             self._on_idle(engine)
 
     def _set_aside(self, trajectory: Trajectory) -> None:
-        """KV for what the trajectory has, for this turn, and for as long as its kind usually gets."""
+        """Reserve KV for this turn, or for the usual length of the task if that is longer."""
         footprint = max(trajectory.turn_tokens, int(self._expected[trajectory.task]))
         more, trajectory.footprint = footprint - trajectory.footprint, footprint
         if more:
             for name in {trajectory.engine, trajectory.prefiller}:
                 if (engine := self.engines.get(name)) is not None:
                     engine.held_tokens += more
+                    if engine.kv_tokens:
+                        self._update(engine)
 
     def ended(self, trajectory: Trajectory) -> None:
-        """Learn how long trajectories of a task get."""
+        """Update the usual length of the task."""
         expected = self._expected[trajectory.task]
         step = 1 / LENGTHS_REMEMBERED if expected else 1.0
         self._expected[trajectory.task] = expected + step * (trajectory.turn_tokens - expected)
@@ -325,7 +338,7 @@ class Router:
     def _count(self, trajectory: Trajectory, engine: Worker, stage: Stage) -> None:
         task = self.tally.tasks[trajectory.task]
         task.requests_by_pool[engine.pool] += 1
-        is_split = self.policy.tasks[trajectory.task].split
+        is_split = self.rules.tasks[trajectory.task].split
         self.tally.split_requests += stage is Stage.DECODE
         self.tally.split_fallbacks += is_split and stage is Stage.WHOLE
         wanted = self._wanted(trajectory, stage)

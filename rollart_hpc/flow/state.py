@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field, fields
-from enum import Enum, auto
+from enum import IntEnum, auto
 from typing import Any
 
 from rollart_hpc.errors import DETAIL_CHARS
@@ -15,7 +15,7 @@ from rollart_hpc.types import Purpose, Role, WeightsId
 from rollart_hpc.vocabulary import DropReason
 
 
-class State(Enum):
+class State(IntEnum):
     QUEUED = auto()  # waits for an env worker
     STEPPING = auto()  # with its environment: reset or turn
     WAITING = auto()  # wants a turn, waits for an engine
@@ -32,7 +32,7 @@ PLAYING = (State.STEPPING, State.WAITING, State.GENERATING, State.ANSWERED)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a play failed: the reason it is counted by, and what the worker said that saw it."""
+    """Why a trajectory failed: the counted reason, and the error message of the worker."""
 
     reason: DropReason
     detail: str = ""
@@ -54,26 +54,23 @@ class Trajectory:
     issue: int = 0
     state: State = State.QUEUED
     env: str = ""
-    engine: str = ""  # holds its KV: decodes it, or serves it as a whole
-    prefiller: str = ""  # split turns: holds its KV on the other side
-    server: str = ""  # the engine that has its request
+    engine: str = ""  # holds its KV (decode side of split turns)
+    prefiller: str = ""  # holds its KV on the prefill side of split turns
+    server: str = ""  # engine that is running its request
     request: int = -1
-    kv: str = ""  # split turns: where the prefilled KV of this turn can be had
+    kv: str = ""  # split turns: handle of the prefilled KV
     turn: int = 0
-    num_tokens: int = 0  # of its prompt, as the turn that waits or runs has it
-    turn_tokens: int = 0  # the same and what the turn may add
-    footprint: int = 0  # tokens of KV that an engine sets aside for it
-    place: int = 0  # in the router's queues; 0 = in none
-    planned_version: int = -1  # of the engine that was asked for its first tokens
+    turn_tokens: int = 0  # prompt and maximum answer of the current turn
+    footprint: int = 0  # KV tokens reserved for it on an engine
+    place: int = 0  # ticket in the router's queues; 0 = not waiting
+    planned_version: int = -1  # installed version of the engine that samples its first tokens
     first_version: int = -1  # start_version: that of its first sampled token
     last_version: int = -1
     reward: float = 0.0
     success: bool = False
     reward_worker: str = ""
-    reward_deadline: float = 0.0
     failures: int = 0
     score_failures: int = 0
-    not_before: float = 0.0
 
     @property
     def is_training(self) -> bool:
@@ -85,17 +82,13 @@ class Group:
     id: int
     task: str
     index: int  # how many groups of this task came before
-    admitted_version: int = 0  # its first tokens must not be older, or it would be stale before its turn to train
+    admitted_version: int = 0  # version of the trainer at admission
     members: list[Trajectory] = field(default_factory=list)
     failures: int = 0
     complete: bool = False
     completed_as: int = 0  # order of completion
     version: int | None = None  # the oldest start version; None while nothing was sampled
-    indexed_at: int | None = None  # the same, or the version it is about to begin on: see `Ages`
-
-    @property
-    def num_scored(self) -> int:
-        return sum(m.state is State.SCORED for m in self.members)
+    indexed_at: int | None = None  # key in `Ages`: `version`, or the planned version if that is older
 
     @property
     def newest_version(self) -> int:
@@ -130,10 +123,6 @@ class Worker:
         """Its fair share of a pool's trajectories, relative to other engines."""
         return self.capacity * self.speed
 
-    @property
-    def occupancy(self) -> float:
-        return len(self.trajectories) / self.weight
-
 
 @dataclass(slots=True)
 class TaskTally:
@@ -156,7 +145,7 @@ class TaskTally:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of everything that happened to the work; who joined and left is not its business."""
+    """Counts of everything that happened to the work. Does not count workers."""
 
     dropped: Counter[DropReason] = field(default_factory=Counter)
     tasks: dict[str, TaskTally] = field(default_factory=dict)

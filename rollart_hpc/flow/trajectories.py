@@ -8,28 +8,28 @@ changes nothing and is counted as superseded. What becomes of a scored or failed
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from rollart_hpc.flow import events as ev
-from rollart_hpc.flow.policy import Policy
 from rollart_hpc.flow.ranking import Ranking
 from rollart_hpc.flow.routing import Router, Stage
+from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.state import PLAYING, Failure, State, Tally, Trajectory, Worker
 from rollart_hpc.vocabulary import DropReason
 
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 10.0
-BURST = 64  # trajectories handed out per event at most: a new batch of thousands must not hold up the turns of others
+BURST = 64  # maximum trajectories handed out per event, so that a large batch does not delay turns
 
 
 @dataclass
 class Hooks:
-    """What the core does when a trajectory gets somewhere."""
+    """Callbacks of the core."""
 
     on_reset: Callable[[Trajectory], None]
     on_turn: Callable[[Trajectory], bool]  # False: it is gone (stale)
-    on_begun: Callable[[Trajectory], None]  # its first tokens were asked for, or came
+    on_begun: Callable[[Trajectory], None]  # its first tokens were requested or sampled
     on_scored: Callable[[Trajectory], None]
     on_failed: Callable[[Trajectory, Failure], None]
 
@@ -37,25 +37,25 @@ class Hooks:
 class Trajectories:
     def __init__(
         self,
-        policy: Policy,
+        rules: FlowRules,
         tally: Tally,
         workers: dict[str, Worker],
         router: Router,
         emit: Callable[[ev.Command], None],
         hooks: Hooks,
     ) -> None:
-        self.policy, self.tally, self.workers, self.router = policy, tally, workers, router
+        self.rules, self.tally, self.workers, self.router = rules, tally, workers, router
         self.emit, self.hooks = emit, hooks
         self.now = 0.0
         self.all: dict[str, Trajectory] = {}
         self.requests: dict[int, Trajectory] = {}
-        self.has_backlog = False  # work that is left over from a burst
+        self.has_backlog = False  # more trajectories could be handed out now
         self._queue: deque[Trajectory] = deque()  # for environments
         self._delayed: list[tuple[float, int, Trajectory]] = []  # until when
         self._to_score: deque[Trajectory] = deque()
         self._deadlines: list[tuple[float, int, Trajectory, int]] = []  # of scores, with the issue
         self._envs, self._rewards = Ranking(), Ranking()  # workers with a free credit, the least busy first
-        self._counts: dict[bool, Counter[State]] = {True: Counter(), False: Counter()}  # training or not
+        self._counts = {is_training: [0] * (len(State) + 1) for is_training in (True, False)}  # by state
         self._held_turns: list[Trajectory] = []  # lockstep: until no environment is busy
         self._held_answers: list[Trajectory] = []  # lockstep: until all have their answer
         self._next_request = 0
@@ -68,7 +68,7 @@ class Trajectories:
         self._queue.append(trajectory)
 
     def take_back(self, trajectory: Trajectory) -> None:
-        """Keep it, in the state it has."""
+        """Track the trajectory in its current state."""
         self.all[trajectory.id] = trajectory
         self._counts[trajectory.is_training][trajectory.state] += 1
 
@@ -83,20 +83,20 @@ class Trajectories:
         self.forget(trajectory)
 
     def forget(self, trajectory: Trajectory) -> None:
-        """Nothing more will come of it."""
+        """Stop tracking it and free its payloads."""
         if self.all.pop(trajectory.id, None) is not None:
             self._counts[trajectory.is_training][trajectory.state] -= 1
-            trajectory.group = None  # no cycle is left behind for the garbage collector
+            trajectory.group = None  # breaks the reference cycle, so no garbage collection is needed
             self.emit(ev.Release(trajectory.id))
 
     def again(self, trajectory: Trajectory, delay_s: float = 0.0) -> None:
-        """From the start, under a new issue."""
+        """Play it again from the start, under a new issue."""
         self._leave_engine(trajectory)
         self._leave_env(trajectory, "issued again")
         trajectory.issue += 1
         trajectory.turn = 0
         trajectory.first_version = trajectory.last_version = -1
-        trajectory.num_tokens = trajectory.turn_tokens = trajectory.footprint = 0
+        trajectory.turn_tokens = trajectory.footprint = 0
         trajectory.score_failures = 0
         self._set(trajectory, State.QUEUED)
         self._has_yet_to_begin(trajectory)
@@ -107,7 +107,7 @@ class Trajectories:
             self._queue.append(trajectory)
 
     def _has_yet_to_begin(self, trajectory: Trajectory) -> None:
-        """What was planned for its first tokens will not be."""
+        """Its first tokens will not be sampled as planned."""
         trajectory.planned_version = -1
         self.hooks.on_begun(trajectory)
 
@@ -140,7 +140,7 @@ class Trajectories:
         return scoring if self._rewards_wait() else scoring + self._num(State.ENDED)
 
     def is_stepping(self, trajectory: str, issue: int) -> bool:
-        """Its environment is expected to speak, and this issue of it."""
+        """True if this issue is with its environment."""
         found = self._current(trajectory, issue)
         return found is not None and found.state is State.STEPPING
 
@@ -158,7 +158,7 @@ class Trajectories:
             self.hooks.on_reset(trajectory)
         trajectory.turn = event.turn
         trajectory.kv = ""
-        trajectory.num_tokens, trajectory.turn_tokens = event.num_tokens, event.num_tokens + event.max_new_tokens
+        trajectory.turn_tokens = event.num_tokens + event.max_new_tokens
         self._set(trajectory, State.WAITING)
         if not self.hooks.on_turn(trajectory):
             return
@@ -193,7 +193,7 @@ class Trajectories:
             self._deliver(trajectory, event.request)
 
     def prefilled(self, event: ev.Prefilled) -> None:
-        """Half of a split turn: it waits again, now for an engine that decodes."""
+        """The first half of a split turn is done. Wait for an engine that decodes."""
         trajectory = self._take_request(event.request)
         if trajectory is None:
             return
@@ -258,7 +258,7 @@ class Trajectories:
                 self._to_score.appendleft(trajectory)
 
     def recall_requests(self) -> None:
-        """The trainer fell back: what engines are generating now belongs to a version that is gone."""
+        """The trainer was rolled back. Abort all requests: they run on versions that no longer exist."""
         for request, trajectory in list(self.requests.items()):
             self.emit(ev.AbortRequest(trajectory.server, request))
             self._take_request(request)
@@ -274,8 +274,8 @@ class Trajectories:
     # --- moving on ---------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Spend every credit there is: environments, engines, rewards. What a burst leaves over is for next time."""
-        if self.policy.lockstep:
+        """Spend all free credits of environments, engines and rewards, up to `BURST` new trajectories."""
+        if self.rules.lockstep:
             self._release_lockstep()
         self.has_backlog = self._pump_envs()
         for trajectory, engine, stage in self.router.assign():
@@ -283,7 +283,7 @@ class Trajectories:
         self._pump_rewards()
 
     def _is_in_lockstep(self, trajectory: Trajectory) -> bool:
-        return self.policy.lockstep and trajectory.is_training
+        return self.rules.lockstep and trajectory.is_training
 
     def _release_lockstep(self) -> None:
         """No environment is busy: generate. All have their answer: let the environments go on."""
@@ -302,7 +302,7 @@ class Trajectories:
                     self._deliver(trajectory, trajectory.request)
 
     def _pump_envs(self) -> bool:
-        """Hand out queued trajectories; True if more could be handed out at once."""
+        """Hand out queued trajectories. True if more could be handed out now."""
         queue, left = self._queue, BURST
         while queue and (first := self._envs.first()) is not None:
             if not left:
@@ -334,7 +334,7 @@ class Trajectories:
         self.emit(ev.Generate(engine.name, t.request, t.id, t.turn, self._temperature(t), seed, prefill_only, kv))
 
     def _temperature(self, trajectory: Trajectory) -> float:
-        return self.policy.temperature if trajectory.is_training else self.policy.validation_temperature
+        return self.rules.temperature if trajectory.is_training else self.rules.validation_temperature
 
     def _deliver(self, trajectory: Trajectory, request: int) -> None:
         trajectory.request = -1
@@ -346,7 +346,7 @@ class Trajectories:
         self.emit(ev.AskAgain(trajectory.env, trajectory.id, trajectory.issue, trajectory.turn))
 
     def _rewards_wait(self) -> bool:
-        return self.policy.rewards_last and self._num_playing(True) > 0
+        return self.rules.rewards_last and self._num_playing(True) > 0
 
     def _pump_rewards(self) -> None:
         queue = self._to_score
@@ -359,8 +359,8 @@ class Trajectories:
             worker = self.workers[first[1]]
             self._spend(worker, trajectory)
             trajectory.reward_worker = worker.name
-            # A worker scores one after the other, and ends a call at its own deadline: this is the second line.
-            deadline_s = self.now + self.policy.reward_timeout_s * (worker.load + 1)
+            # A worker scores one call at a time and enforces its own timeout. This deadline is the backup.
+            deadline_s = self.now + self.rules.reward_timeout_s * (worker.load + 1)
             self._serial += 1
             heapq.heappush(self._deadlines, (deadline_s, self._serial, trajectory, trajectory.issue))
             self._set(trajectory, State.SCORING)
@@ -397,13 +397,13 @@ class Trajectories:
             if trajectory.state is State.SCORING and trajectory.issue == issue:
                 self.tally.dropped[DropReason.SCORE_TIMEOUT] += 1
                 trajectory.issue += 1  # a late answer is superseded
-                self._score_again(trajectory, f"no answer in {self.policy.reward_timeout_s:g} s")
+                self._score_again(trajectory, f"no answer in {self.rules.reward_timeout_s:g} s")
 
     def _score_again(self, trajectory: Trajectory, detail: str) -> None:
         failure = Failure(DropReason.REWARD_FAILED, detail, trajectory.reward_worker)
         self._leave_reward(trajectory)
         trajectory.score_failures += 1
-        if trajectory.score_failures > self.policy.reward_retries:
+        if trajectory.score_failures > self.rules.reward_retries:
             self.hooks.on_failed(trajectory, failure)
             return
         self._set(trajectory, State.ENDED)

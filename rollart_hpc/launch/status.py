@@ -9,7 +9,7 @@ import msgspec
 
 from rollart_hpc.config.resolved import read_resolved, read_site
 from rollart_hpc.errors import UserError
-from rollart_hpc.flow.policy import policy_of
+from rollart_hpc.flow.rules import rules_of
 from rollart_hpc.launch.ownership import Ownership, read_ownership, supervisor_pid
 from rollart_hpc.launch.plan_file import read_plan
 from rollart_hpc.launch.slurm.queue import JobRow, Queue
@@ -106,7 +106,7 @@ def _before_the_first(run: RunDir) -> Status:
         mode=config.mode,
         steps=config.steps,
         tasks={name: TaskStatus() for name in config.tasks},
-        staleness=StalenessStatus(bound=policy_of(config).alpha),
+        staleness=StalenessStatus(bound=rules_of(config).alpha),
         workers={proc.role: WorkerStatus() for proc in read_plan(run).workers},
         weights=WeightsStatus(transport=config.weights.transport),
     )

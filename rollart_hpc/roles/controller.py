@@ -23,7 +23,7 @@ from rollart_hpc.errors import RollartError, SiteError
 from rollart_hpc.files import write_json
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
-from rollart_hpc.flow.policy import policy_of
+from rollart_hpc.flow.rules import rules_of
 from rollart_hpc.processes.lifetime import raise_file_limit
 from rollart_hpc.roles import checkpoints
 from rollart_hpc.roles.journal import Journal
@@ -51,7 +51,7 @@ class Controller:
         self.config, self.run_dir, self.attempt = start.config, start.run, start.attempt
         self.payloads = Payloads()
         saved = checkpoints.load(start.checkpoint, self.payloads) if start.checkpoint else None
-        self.core = Core(policy_of(start.config), start.attempt, saved)
+        self.core = Core(rules_of(start.config), start.attempt, saved)
         self.payloads.keep_only(self.core.trajectories.all)
         self.hub = _listen(address_of(start.control), start.ports, keys.load_server(start.run.keys(start.attempt)))
         timeouts = start.config.timeouts

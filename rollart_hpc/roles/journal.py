@@ -234,7 +234,7 @@ class Journal:
             validating=core.validator.running.version if core.validator.running else None,
             tasks={name: self._task(name, task) for name, task in tally.tasks.items()},
             staleness=StalenessStatus(
-                bound=core.policy.alpha,
+                bound=core.rules.alpha,
                 max_trained=max(tally.staleness, default=0),
                 histogram={str(k): v for k, v in sorted(tally.staleness.items())},
             ),

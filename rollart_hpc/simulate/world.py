@@ -15,7 +15,7 @@ from typing import Any
 
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
-from rollart_hpc.flow.policy import Policy
+from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.types import Role, WeightsId
 from rollart_hpc.vocabulary import DropReason
 
@@ -65,7 +65,7 @@ class LedgerLine:
 
 @dataclass
 class World:
-    policy: Policy
+    rules: FlowRules
     members: list[Member]
     seed: int = 0
     durations: Durations = field(default_factory=Durations)
@@ -74,7 +74,7 @@ class World:
         self.random = random.Random(self.seed)
         self.now = 0.0
         self.attempt = 1
-        self.core = Core(self.policy, self.attempt)
+        self.core = Core(self.rules, self.attempt)
         self.by_name = {m.name: m for m in self.members}
         self.checkpoint: dict[str, Any] | None = None
         self.snapshots: dict[int, dict[str, Any]] = {}
@@ -150,7 +150,7 @@ class World:
         self.attempt += 1
         version = self.checkpoint["version"] if self.checkpoint else 0
         self.weights = WeightsId(self.attempt, version)
-        self.core = Core(self.policy, self.attempt, self.checkpoint)
+        self.core = Core(self.rules, self.attempt, self.checkpoint)
         for member in self.members:
             member.is_alive = False
             self.after(self.random.uniform(0.01, 0.5), partial(self.start, member.name))
@@ -243,8 +243,8 @@ class World:
 
     def _do_SendChunk(self, c: ev.SendChunk) -> None:
         for group in c.groups:
-            assert group.complete and len(group.members) == self.policy.group_size, "only whole groups train"
-            assert group.version is not None and group.version >= c.step - self.policy.alpha, "too stale to train"
+            assert group.complete and len(group.members) == self.rules.group_size, "only whole groups train"
+            assert group.version is not None and group.version >= c.step - self.rules.alpha, "too stale to train"
         if not c.last:
             return
         trainer = self.by_name[c.trainer]

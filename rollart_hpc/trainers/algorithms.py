@@ -13,7 +13,7 @@ Because it is a sum, it may be taken in any number of pieces (micro-batches, chu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,15 +22,7 @@ from numpy.typing import NDArray
 from rollart_hpc.config.schema import AlgorithmConfig, TrainerConfig
 from rollart_hpc.types import Sample, TrainGroup
 
-Scope = Literal["group", "batch"]
-
 _STD_FLOOR = 1e-6
-SCOPES: dict[str, Scope] = {"grpo": "group", "reinforce": "batch"}
-
-
-def scope(estimator: str) -> Scope:
-    """`group`: advantages need their group only; `batch`: all groups of the step, so nothing can be streamed."""
-    return SCOPES[estimator]
 
 
 # --- advantages ------------------------------------------------------------------------------
@@ -50,8 +42,8 @@ def reinforce_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def assign_advantages(groups: Sequence[TrainGroup], algorithm: AlgorithmConfig) -> None:
-    """Give every sample its trajectory's advantage. `groups` is one chunk, or the whole batch for a `batch` scope."""
-    if scope(algorithm.estimator) == "batch":
+    """Give every sample its trajectory's advantage. `groups`: one chunk, or the whole batch if that is needed."""
+    if algorithm.needs_whole_batch:
         samples = [sample for group in groups for sample in group.samples]
         rewards = trajectory_rewards(samples)
         _give(samples, rewards, reinforce_advantages(_values(rewards)))

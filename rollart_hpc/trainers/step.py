@@ -103,7 +103,7 @@ class StepTrainer(ABC):
     # --- one step ----------------------------------------------------------------------------
 
     def accumulate(self, groups: list[TrainGroup], *, last: bool = False) -> None:
-        if algorithms.scope(self._config.algorithm.estimator) == "batch":
+        if self._config.algorithm.needs_whole_batch:
             self._held += groups
             return
         self._take(groups)

@@ -31,6 +31,9 @@ INCARNATION = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 PATIENCE = 3
 
 
+_ABOUT_MEMBERS = frozenset({Heartbeat, Bye, Exited})
+
+
 class Router(Protocol):
     """What `Members` needs from the hub."""
 
@@ -82,6 +85,8 @@ class Members:
         if name not in self._hellos:
             return []
         self._heard_s[name] = self._clock()
+        if type(message) not in _ABOUT_MEMBERS:
+            return []
         if isinstance(message, Heartbeat):
             self._router.send(name, HeartbeatAck(message.sent_s, self._clock()))
         elif isinstance(message, Bye):

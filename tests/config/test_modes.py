@@ -10,16 +10,16 @@ import pytest
 from rollart_hpc.config.modes import PRESETS, Mode, fixed_alphas, modes_where, preset_of, table
 from rollart_hpc.config.reference import all_keys
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.flow.policy import Policy, policy_of
+from rollart_hpc.flow.rules import FlowRules, rules_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def policy(mode: str, estimator: str = "grpo") -> Policy:
+def policy(mode: str, estimator: str = "grpo") -> FlowRules:
     """Of a run that asks for everything a mode may refuse."""
     config = RunConfig(mode=mode)
     flow = replace(config.flow, alpha=3, streaming=True, redundancy=2, redundant_groups=1)
-    return policy_of(replace(config, flow=flow, algorithm=replace(config.algorithm, estimator=estimator)))
+    return rules_of(replace(config, flow=flow, algorithm=replace(config.algorithm, estimator=estimator)))
 
 
 def test_every_mode_has_a_row() -> None:
@@ -49,7 +49,7 @@ def test_an_estimator_over_the_batch_never_streams() -> None:
 
 
 def test_every_switch_is_a_field_of_the_core() -> None:
-    assert set(preset_of("sync").switches) | set(preset_of("sync").forced) <= set(Policy.__dataclass_fields__)
+    assert set(preset_of("sync").switches) | set(preset_of("sync").forced) <= set(FlowRules.__dataclass_fields__)
 
 
 def test_words_for_help_and_errors() -> None:

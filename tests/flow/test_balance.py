@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rollart_hpc.flow import events as ev
-from rollart_hpc.flow.policy import Policy, TaskPolicy
+from rollart_hpc.flow.rules import FlowRules, TaskRules
 from rollart_hpc.flow.state import Worker
 from rollart_hpc.simulate.world import Durations, Member, World
 from rollart_hpc.types import WeightsId
@@ -27,8 +27,8 @@ SETTLED_S = 3.0  # some two turns
 
 def cluster(num_engines: int, capacity: int, speeds: Callable[[int], float] = lambda i: 1.0) -> World:
     """One pool, and eight times as many trajectories as its engines have credits."""
-    policy = Policy(
-        tasks={"a": TaskPolicy(1.0, "compute")},
+    rules = FlowRules(
+        tasks={"a": TaskRules(1.0, "compute")},
         steps=4,
         groups_per_step=num_engines * capacity,
         group_size=4,
@@ -43,7 +43,7 @@ def cluster(num_engines: int, capacity: int, speeds: Callable[[int], float] = la
             members.append(Member(f"relay-{node}", "relay", node))
     members += [Member(f"env-{i}", "env", capacity=num_engines) for i in range(8 * capacity)]
     members += [Member(f"reward-{i}", "reward", capacity=64) for i in range(4)]
-    return World(policy, members, seed=num_engines, durations=SLOW_PUSH)
+    return World(rules, members, seed=num_engines, durations=SLOW_PUSH)
 
 
 def occupancies(world: World) -> list[list[float]]:
@@ -163,7 +163,7 @@ def test_no_engine_holds_more_than_its_kv_has_room_for():
         scene.do(ev.TurnWanted(play.trajectory, 0, 0, num_tokens=60, max_new_tokens=40))
     assert held(scene) == {"e0": 10, "e1": 3}
     request = next(r for r in scene.take(ev.Generate) if r.engine == "e1")
-    scene.do(ev.Generated(request.request, 0, 0), ev.Ended(request.trajectory, 0, "done", 1))
+    scene.do(ev.Generated(request.request, 0, 0), ev.Ended(request.trajectory, 0, None, 1))
     assert [r.engine for r in scene.take(ev.Generate)] == ["e1"], "what ended makes room for one that waits"
 
 
@@ -192,7 +192,7 @@ def test_the_usual_length_of_a_task_is_set_aside():
     plays = scene.take(ev.Play)
     scene.do(ev.TurnWanted(plays[0].trajectory, 0, 0, num_tokens=500, max_new_tokens=0))
     (request,) = scene.take(ev.Generate)
-    scene.do(ev.Generated(request.request, 0, 0), ev.Ended(plays[0].trajectory, 0, "done", 1))
+    scene.do(ev.Generated(request.request, 0, 0), ev.Ended(plays[0].trajectory, 0, None, 1))
     for play in plays[1:6]:
         scene.do(ev.TurnWanted(play.trajectory, 0, 0, num_tokens=10, max_new_tokens=10))
     assert len(scene.take(ev.Generate)) == 2, "they will get to 500 tokens each"
@@ -200,7 +200,7 @@ def test_the_usual_length_of_a_task_is_set_aside():
 
 def test_split_turns_stay_with_their_engine_on_both_sides():
     engines = (("c0", "compute"), ("c1", "compute"), ("b0", "bandwidth"), ("b1", "bandwidth"))
-    scene = Scene(engines=engines, tasks={"a": TaskPolicy(1.0, "compute", split=True)})
+    scene = Scene(engines=engines, tasks={"a": TaskRules(1.0, "compute", split=True)})
     homes: dict[str, set[tuple[str, str]]] = {}
     plays = scene.take(ev.Play)
     for turn in range(4):

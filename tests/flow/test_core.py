@@ -6,7 +6,7 @@ import json
 
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
-from rollart_hpc.flow.policy import Policy, TaskPolicy
+from rollart_hpc.flow.rules import FlowRules, TaskRules
 from rollart_hpc.types import WeightsId
 from tests.flow.scene import Scene
 
@@ -27,9 +27,9 @@ def test_a_group_shares_its_seed_and_members_sample_apart():
 
 
 def test_training_and_validation_never_share_a_seed():
-    policy = Policy({"a": TaskPolicy(1)}, 1, 1, 1)
-    train = {policy.env_seed("train", "a", i) for i in range(1000)}
-    assert not train & {policy.env_seed("validate", "a", i) for i in range(1000)}
+    rules = FlowRules({"a": TaskRules(1)}, 1, 1, 1)
+    train = {rules.env_seed("train", "a", i) for i in range(1000)}
+    assert not train & {rules.env_seed("validate", "a", i) for i in range(1000)}
 
 
 def test_surplus_members_are_cancelled_at_once():
@@ -45,7 +45,7 @@ def test_surplus_members_are_cancelled_at_once():
 
 
 def test_a_filtered_group_is_replaced():
-    scene = Scene(tasks={"a": TaskPolicy(1, group_filter="same_reward")})
+    scene = Scene(tasks={"a": TaskRules(1, group_filter="same_reward")})
     group = scene.groups()[0]
     for play in group:
         scene.finish(play, reward=0.5)
@@ -140,7 +140,7 @@ def test_a_checkpoint_keeps_complete_groups_and_plays_the_others_again():
     saved = scene.core.snapshot()
     assert save.version == saved["version"] == 1
     assert [g["id"] for g in saved["groups"]] == [2]
-    twin = Core(scene.core.policy, 2, saved)
+    twin = Core(scene.core.rules, 2, saved)
     assert twin.version == 1 and list(twin.groups) == [2]
     assert twin.admission.next_index["a"] == 3
     twin.handle(ev.Joined("trainer", "trainer", attempt=2, version=1))
@@ -207,7 +207,7 @@ def test_while_weights_travel_a_group_begins_on_the_older_version_if_the_next_st
 
 
 def test_a_task_whose_complete_groups_wait_too_long_is_not_quarantined():
-    scene = Scene(tasks={"a": TaskPolicy(1), "b": TaskPolicy(1)}, quarantine_after=1, alpha=0, redundant_groups=2)
+    scene = Scene(tasks={"a": TaskRules(1), "b": TaskRules(1)}, quarantine_after=1, alpha=0, redundant_groups=2)
     for group in scene.groups():
         for play in group:
             scene.finish(play)
@@ -224,7 +224,7 @@ def test_a_resumed_run_does_not_repeat_the_seeds_of_groups_it_kept():
         scene.finish(play)
     scene.do(ev.Committed(1))
     saved = scene.core.snapshot()
-    twin = Core(scene.core.policy, 2, saved)
+    twin = Core(scene.core.rules, 2, saved)
     twin.handle(ev.Joined("trainer", "trainer", attempt=2, version=1))
     twin.handle(ev.Published(WeightsId(2, 1)))
     seeds = [group.members[0].seed for group in twin.groups.values()]
@@ -236,7 +236,7 @@ def test_a_snapshot_survives_json_and_keeps_the_tally():
     for play in scene.take(ev.Play)[:4]:
         scene.finish(play)
     scene.do(ev.Lost("engine-c"))
-    twin = Core(scene.core.policy, 2, json.loads(json.dumps(scene.core.snapshot())))
+    twin = Core(scene.core.rules, 2, json.loads(json.dumps(scene.core.snapshot())))
     assert twin.tally.tasks == scene.core.tally.tasks
     assert twin.tally.dropped == scene.core.tally.dropped and twin.tally.staleness == scene.core.tally.staleness
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollart_hpc.config.modes import Mode, preset_of
-from rollart_hpc.flow.policy import Policy, TaskPolicy
+from rollart_hpc.flow.rules import FlowRules, TaskRules
 from rollart_hpc.flow.state import State
 from rollart_hpc.simulate.world import Durations, Member, World
 
@@ -45,8 +45,8 @@ def members(num_engines: int, num_envs: int, num_rewards: int, kv_tokens: int) -
 
 
 def check_admission(world: World, event: object) -> None:
-    policy = world.policy
-    bound = (1 + policy.alpha) * policy.groups_per_step + policy.redundant_groups
+    rules = world.rules
+    bound = (1 + rules.alpha) * rules.groups_per_step + rules.redundant_groups
     assert len(world.core.groups) <= bound, "more groups admitted than the bound"
 
 
@@ -88,19 +88,19 @@ def surviving(world: World) -> list:
 
 def check_ledger(world: World) -> None:
     chain = surviving(world)
-    assert [line.version for line in chain] == list(range(1, world.policy.steps + 1)), "exactly the steps asked for"
+    assert [line.version for line in chain] == list(range(1, world.rules.steps + 1)), "exactly the steps asked for"
     trained = Counter(t for line in chain for t in line.trajectories)
     assert max(trained.values(), default=1) == 1, "a trajectory trained twice"
     for line in chain:
         step = line.version - 1
-        assert line.sizes == [world.policy.group_size] * world.policy.groups_per_step
-        assert all(step - world.policy.alpha <= v <= step for v in line.start_versions), line
+        assert line.sizes == [world.rules.group_size] * world.rules.groups_per_step
+        assert all(step - world.rules.alpha <= v <= step for v in line.start_versions), line
 
 
 def make_world(mode: str, seed: int, failure_rate: float, direct: bool, plays: int) -> World:
     rng = random.Random(seed)
-    policy = Policy(
-        tasks={"a": TaskPolicy(1.0, "compute"), "b": TaskPolicy(2.0, "bandwidth", "same_reward"), "c": TaskPolicy(0.5)},
+    rules = FlowRules(
+        tasks={"a": TaskRules(1.0, "compute"), "b": TaskRules(2.0, "bandwidth", "same_reward"), "c": TaskRules(0.5)},
         steps=rng.randint(1, 5),
         groups_per_step=rng.randint(1, 5),
         group_size=rng.randint(1, 3),
@@ -112,12 +112,12 @@ def make_world(mode: str, seed: int, failure_rate: float, direct: bool, plays: i
         quarantine_after=1000,
         **MODES[mode],
     )
-    if not policy.install_idle and rng.random() < 0.5:
-        policy.tasks["c"] = TaskPolicy(0.5, split=True)
-    if policy.group_size == 1:
-        policy.tasks["b"] = TaskPolicy(2.0, "bandwidth")
+    if not rules.install_idle and rng.random() < 0.5:
+        rules.tasks["c"] = TaskRules(0.5, split=True)
+    if rules.group_size == 1:
+        rules.tasks["b"] = TaskRules(2.0, "bandwidth")
     world = World(
-        policy,
+        rules,
         members(rng.randint(1, 2), rng.randint(1, 2), rng.randint(1, 2), rng.choice([0, 60, 200])),
         seed,
         Durations(failure_rate=failure_rate),
@@ -158,6 +158,6 @@ def test_invariants_hold_under_random_faults(mode, seed, failure_rate, direct, p
     )
     check_ledger(world)
     assert world.core.tally.stray_requests == 0
-    assert max(world.core.tally.staleness, default=0) <= world.policy.alpha
+    assert max(world.core.tally.staleness, default=0) <= world.rules.alpha
     if plays:
-        assert world.core.validator.has(0) and world.core.validator.has(world.policy.steps)
+        assert world.core.validator.has(0) and world.core.validator.has(world.rules.steps)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from rollart_hpc.flow import events as ev
-from rollart_hpc.flow.policy import TaskPolicy
+from rollart_hpc.flow.rules import TaskRules
 from rollart_hpc.types import WeightsId
 from rollart_hpc.vocabulary import DropReason
 from tests.flow.scene import Scene
@@ -78,7 +78,7 @@ def test_what_began_on_a_rolled_back_version_is_dropped():
 
 
 def test_a_task_whose_resets_fail_is_set_aside_and_the_run_goes_on():
-    scene = Scene(tasks={"a": TaskPolicy(1), "b": TaskPolicy(1)}, quarantine_after=3)
+    scene = Scene(tasks={"a": TaskRules(1), "b": TaskRules(1)}, quarantine_after=3)
     play = next(p for p in scene.take(ev.Play) if p.task == "a")
     for issue in range(3):
         scene.do(
@@ -112,7 +112,7 @@ def test_what_a_reward_function_raises_is_the_reason_why_its_task_is_set_aside()
     scene = Scene(quarantine_after=1, groups_per_step=1, group_size=1, alpha=0, reward_retries=0)
     play = scene.take(ev.Play)[0]
     for issue in range(2):
-        scene.turn(dataclasses.replace(play, issue=issue))
+        scene.turn(msgspec.structs.replace(play, issue=issue))
         scene.do(ev.Ended(play.trajectory, issue, None, 1))
         scene.do(ev.ScoreFailed(play.trajectory, issue, "reward", "KeyError: 'found'"), ev.Tick(100.0 * (issue + 1)))
     (_, warning) = scene.take(ev.Warn)
@@ -121,7 +121,7 @@ def test_what_a_reward_function_raises_is_the_reason_why_its_task_is_set_aside()
 
 
 def test_validation_plays_that_can_not_be_played_have_no_score():
-    tasks = {"a": TaskPolicy(1), "b": TaskPolicy(1)}
+    tasks = {"a": TaskRules(1), "b": TaskRules(1)}
     scene = Scene(tasks=tasks, validation_plays=2, quarantine_after=2)
     for play in scene.take(ev.Play):
         if play.task == "a":

@@ -12,7 +12,7 @@ import pytest
 from rollart_hpc.config.schema import ModelConfig, RunConfig, TaskConfig
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
-from rollart_hpc.flow.policy import policy_of
+from rollart_hpc.flow.rules import rules_of
 from rollart_hpc.observe import metrics
 from rollart_hpc.observe.status import PoolStatus, read_status
 from rollart_hpc.roles.journal import Journal
@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def begin(run: RunDir, saved: dict | None = None) -> Journal:
-    return Journal(run, CONFIG, Core(policy_of(CONFIG), run.begin_attempt(), saved), Counter())
+    return Journal(run, CONFIG, Core(rules_of(CONFIG), run.begin_attempt(), saved), Counter())
 
 
 def commit(journal: Journal, version: int) -> None:
@@ -66,10 +66,10 @@ def test_kv_of_the_pools_as_engines_report_it(run):
     for each in (hello, msgspec.structs.replace(hello, name="e1"), msgspec.structs.replace(hello, name="e2", pool="b")):
         journal.joined(each)
     for name, used in (("e0", 400), ("e1", 500), ("e0", 100), ("e2", 0), ("gone", 7)):
-        journal.saw(name, ms.Generated(1, "t", "stop", 1, 1, kv_used_tokens=used))
+        journal.saw(name, ms.Generated(1, "t", 1, 1, kv_used_tokens=used))
     assert journal.status().pools == {"compute": PoolStatus(2, 2000, 600), "b": PoolStatus(1, 1000, 0)}
     commit(journal, 1)
-    journal.gone(hello, "exited", is_leaving=False)
+    journal.gone(hello, "exited", ProcessState.LOST)
     journal.saw("e1", ms.Prefilled(1, "t", "kv", 1, kv_used_tokens=700))
     commit(journal, 2)
     assert journal.status().pools["compute"] == PoolStatus(1, 1000, 700)

@@ -15,6 +15,7 @@ import msgspec
 
 from rollart_hpc.bench.load.counts import Counts, CpuClock, Window, window_of
 from rollart_hpc.bench.load.environments import Environments
+from rollart_hpc.bench.load.payloads import MEAN_TURNS, MOST_TURNS, TURN_TOKENS
 from rollart_hpc.bench.load.sockets import Answer, Identity, Peer, Sockets
 from rollart_hpc.bench.load.workers import Engines, Later, Relays, Rewards, Trainers
 from rollart_hpc.errors import SiteError
@@ -47,14 +48,21 @@ class LoadFigures(msgspec.Struct):
 
 
 def identities_of(engines: int, slots: int) -> list[Identity]:
-    """Everybody: 8 engines and a relay a node, an env worker for up to 256 slots, a reward worker for up to 64."""
+    """Everybody: 8 engines and a relay a node, an env worker for up to 256 slots, a reward worker for up to 64.
+
+    An engine's KV has room for twice its share of the trajectories, all of them as long as they get.
+    """
     sizes = [min(SLOTS_PER_ENV, slots - start) for start in range(0, slots, SLOTS_PER_ENV)]
     num_nodes = -(-engines // ENGINES_PER_NODE)
-    credit = min(MOST_CREDIT, max(SLOTS_PER_ENV, -(-5 * slots // (4 * engines))))
+    share = -(-slots // engines)
+    credit, kv_tokens = min(MOST_CREDIT, max(SLOTS_PER_ENV, 5 * share // 4)), 2 * share * MOST_TURNS * TURN_TOKENS
     return [
         *(Identity("relay", f"relay-{i}", f"node-{i}", 1) for i in range(num_nodes)),
         Identity("relay", "relay-trainer", TRAINER_NODE, 1),
-        *(Identity("engine", f"engine-{i}", f"node-{i // ENGINES_PER_NODE}", credit, POOL) for i in range(engines)),
+        *(
+            Identity("engine", f"engine-{i}", f"node-{i // ENGINES_PER_NODE}", credit, POOL, kv_tokens=kv_tokens)
+            for i in range(engines)
+        ),
         *(Identity("env", f"env-{i}", "cpu", size) for i, size in enumerate(sizes)),
         *(Identity("reward", f"reward-{i}", "cpu", SLOTS_PER_REWARD) for i in range(-(-slots // SLOTS_PER_REWARD))),
         Identity("trainer", "trainer", TRAINER_NODE, 1, version=0),
@@ -108,11 +116,12 @@ class Load:
                 raise SiteError(f"waited {limit_s:g} s until {what}", "look for the reason in the controller's log")
 
     def warm_up(self) -> None:
-        """Until all slots were given a trajectory, every engine has weights and the first step is trained."""
+        """Until the first step is trained and the first trajectories, which all began at once, are over."""
         plan, counts = self.plan, self.counts
         self.drive(lambda: self.envs.num_begun >= plan.slots, "all slots were busy")
         self.drive(lambda: len(counts.installs) == plan.engines, "every engine had weights")
-        self.drive(lambda: counts.commits > 0 and len(counts.latencies_s) > 2 * plan.slots, "a step was trained")
+        self.drive(lambda: counts.commits > 0, "a step was trained")
+        self.drive(lambda: len(counts.latencies_s) > MEAN_TURNS * plan.slots, "the first trajectories were over")
 
     def pace(self, turns_per_s: float) -> None:
         """From now on turns begin at this rate; none of those before is left."""

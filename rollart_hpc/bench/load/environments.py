@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from rollart_hpc.bench.load.counts import Counts
 from rollart_hpc.bench.load.payloads import ANSWER_TOKENS, PROMPT, TURN_TOKENS, num_turns, record_of
 from rollart_hpc.bench.load.sockets import Peer
+from rollart_hpc.vocabulary import DONE
 from rollart_hpc.wire import messages as ms
 
 
@@ -81,7 +82,7 @@ class Environments:
             return
         del self.slots[trajectory]
         tokens = slot.turns * TURN_TOKENS
-        ended = ms.Ended(trajectory, slot.issue, "done", "", slot.turns, tokens, [tokens])
+        ended = ms.Ended(trajectory, slot.issue, DONE, "", slot.turns, tokens, [tokens])
         slot.peer.send(ended, *record_of(slot.turns))
 
     def _go_on(self, slot: Slot) -> None:

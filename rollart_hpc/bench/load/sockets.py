@@ -42,6 +42,7 @@ class Identity:
     capacity: int
     pool: str = ""
     version: int = -1
+    kv_tokens: int = 0
 
 
 class Peer:
@@ -59,19 +60,8 @@ class Peer:
         self.socket.sndhwm = self.socket.rcvhwm = 20_000
         self.socket.linger = 0
         self.socket.connect(address)
-        hello = (
-            identity.role,
-            identity.name,
-            identity.node,
-            identity.pool,
-            identity.capacity,
-            __version__,
-            1,
-            "1",
-            0,
-            identity.version,
-        )
-        self.send(ms.Hello(*hello))
+        who = identity.role, identity.name, identity.node, identity.pool, identity.capacity
+        self.send(ms.Hello(*who, __version__, 1, "1", 0, version=identity.version, kv_tokens=identity.kv_tokens))
 
     def send(self, message: ms.Message, *frames: bytes) -> None:
         self.unsent = 0

@@ -10,7 +10,7 @@ from rollart_hpc.config.schema import RunConfig
 
 @dataclass
 class EngineOptions:
-    tokens_per_step: int = key(4, "tokens that every request gets between two looks at the messages", low=1)
+    tokens_per_step: int = key(4, "tokens generated for every request before messages are read again", low=1)
 
 
 @dataclass

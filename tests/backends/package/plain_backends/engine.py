@@ -1,4 +1,4 @@
-"""An engine without a KV cache: the smallest that keeps the contract."""
+"""An engine without a KV cache: the smallest that fulfils the contract."""
 
 from collections.abc import Iterable
 
@@ -16,7 +16,7 @@ from rollart_hpc.wire.prefix import prefix_hash
 
 
 class Live:
-    """A request, its prompt, and what was sampled so far."""
+    """A request, its prompt, and the tokens sampled so far."""
 
     def __init__(self, request: Request, prompt: list[int]) -> None:
         self.request, self.prompt = request, prompt
@@ -104,7 +104,7 @@ class PlainEngine:
         return ended
 
     def _advance(self, live: Live) -> Finish | None:
-        """A few tokens more; how the request ended, if it did."""
+        """Sample a few more tokens; returns how the request ended, if it did."""
         for _ in range(self._tokens_per_step):
             if len(live.prompt) + len(live.ids) >= self._max_len or len(live.ids) >= live.request.max_new_tokens:
                 return "length"

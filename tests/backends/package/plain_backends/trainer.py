@@ -1,4 +1,4 @@
-"""SGD on one rank. `StepTrainer` owns advantages, packing, losses and metrics; this is what is left for a backend."""
+"""SGD on one rank. `StepTrainer` does advantages, packing, losses and metrics; a backend adds this."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -10,7 +10,7 @@ from rollart_hpc.config.schema import RunConfig
 
 
 @dataclass(frozen=True)
-class TaskPolicy:
+class TaskRules:
     weight: float
     affinity: str = "any"
     group_filter: str = "none"
@@ -18,8 +18,8 @@ class TaskPolicy:
 
 
 @dataclass(frozen=True)
-class Policy:
-    tasks: dict[str, TaskPolicy]
+class FlowRules:
+    tasks: dict[str, TaskRules]
     steps: int
     groups_per_step: int
     group_size: int
@@ -31,10 +31,12 @@ class Policy:
     lockstep: bool = False  # no environment goes on before all have answered
     rewards_last: bool = False  # nothing is scored before all trajectories of the batch have ended
     abort_stale: bool = True
-    install_idle: bool = False  # an engine installs only when none of its trajectories is under way
+    install_idle: bool = False  # an engine installs only when it holds no trajectories
     direct: bool = False  # weights go straight into engines
     collective: str = "gloo"  # between relays, as asked for
-    pools: frozenset[str] = frozenset()  # that will have engines: waited for at the start instead of falling back
+    pools: frozenset[str] = (
+        frozenset()
+    )  # pools that will have engines: at the start their tasks wait instead of falling back
     seed: int = 0
     temperature: float = 1.0
     validation_plays: int = 0
@@ -58,19 +60,19 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def policy_of(config: RunConfig) -> Policy:
+def rules_of(config: RunConfig) -> FlowRules:
     """The preset of `config.mode` over the run's numbers."""
     preset = preset_of(config.mode)
     flow = replace(config.flow, **preset.forced)
-    return Policy(
-        tasks={name: TaskPolicy(t.weight, t.affinity, t.group_filter, t.split) for name, t in config.tasks.items()},
+    return FlowRules(
+        tasks={name: TaskRules(t.weight, t.affinity, t.group_filter, t.split) for name, t in config.tasks.items()},
         steps=config.steps,
         groups_per_step=flow.groups_per_step,
         group_size=flow.group_size,
         alpha=flow.alpha,
         redundancy=flow.redundancy,
         redundant_groups=flow.redundant_groups,
-        streaming=flow.streaming and config.algorithm.estimator == "grpo",
+        streaming=flow.streaming and not config.algorithm.needs_whole_batch,
         in_order=config.deterministic,
         **preset.switches,
         direct=config.weights.transport == "direct",
