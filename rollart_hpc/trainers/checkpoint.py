@@ -1,6 +1,6 @@
-"""A checkpoint written and read by all ranks together. Owns the order of phases; knows nothing of what is in it.
+"""Writes and reads a checkpoint on all ranks together. Owns the order of phases; knows nothing of the contents.
 
-Ranks agree after every phase, so a rank that fails never leaves the others waiting.
+Ranks agree after every phase, so a failed rank never leaves the others waiting.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def save(directory: Path, world: World, head: checksums.Head, write: Callable[[]
 
 
 def load(directory: Path, world: World, read: Callable[[checksums.Head], object]) -> checksums.Head:
-    """Nothing is touched before all files proved whole. The caller compares the digest afterwards."""
+    """Changes nothing before all files are verified. The caller compares the digest afterwards."""
     heads: list[checksums.Head] = []
     _together(world, directory, lambda: heads.append(checksums.check(directory, world.rank, world.size)))
     (head,) = heads
@@ -44,14 +44,14 @@ def load(directory: Path, world: World, read: Callable[[checksums.Head], object]
 
 
 def _together(world: World, directory: Path, action: Callable[[], object]) -> None:
-    """All ranks do it, or all raise SiteError."""
+    """All ranks succeed, or all raise SiteError."""
     problem: SiteError | None = None
     try:
         action()
     except SiteError as error:
         problem = error
-    except (Exception, CheckpointException) as error:  # torch wraps whatever a rank met into its own types
-        log.debug("checkpoint %s", directory, exc_info=error)
+    except (Exception, CheckpointException) as error:  # torch wraps the errors of a rank in its own types
+        log.debug("checkpoint %s failed", directory, exc_info=error)
         problem = SiteError(f"checkpoint {directory}: {_innermost(error)}")
     world.all_good(problem)
 

@@ -1,9 +1,9 @@
-"""How damage to a checkpoint is found. Owns the files that say what was written; knows nothing of what they hold.
+"""Finds damage to a checkpoint. Owns the files with the checksums; knows nothing of the contents.
 
     files_<rank>.json    size and xxh3 of the files that a rank wrote
     trainer.json         version, digest, number of ranks and the checksum of all the above: written last
 
-torch.distributed.checkpoint does not notice flipped bits: everything is compared before anything is read.
+torch.distributed.checkpoint does not notice flipped bits, so all checksums are verified before anything is loaded.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class FileChecksum(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which weights a checkpoint holds."""
+    """Identifies the weights in a checkpoint."""
 
     version: int
     digest: str
     ranks: int
-    has_stepped: bool  # else there is no state of the optimizer
+    has_stepped: bool  # otherwise there is no optimizer state
     format: int = FORMAT
-    checksum: str = ""  # of all files_<rank>.json and of this, with an empty checksum
+    checksum: str = ""  # of all files_<rank>.json and of this struct with an empty checksum
 
 
 def write_files(directory: Path, rank: int, names: list[str]) -> None:
@@ -51,20 +51,21 @@ def write_head(directory: Path, head: Head) -> None:
 
 
 def check(directory: Path, rank: int, ranks: int) -> Head:
-    """Read every `ranks`-th file, from `rank` on, and compare. SiteError unless all is as it was written."""
+    """Verify every `ranks`-th file, starting at `rank`. Raises SiteError if anything does not match."""
     try:
         head = msgspec.json.decode((directory / HEAD).read_bytes(), type=Head)
         if head.format != FORMAT:
-            raise SiteError(f"checkpoint {directory} has format {head.format}, expected {FORMAT}")
+            fix = "resume with the rollart-hpc version that wrote it, or remove this checkpoint"
+            raise SiteError(f"checkpoint {directory} has format {head.format}, expected {FORMAT}", fix)
         if _checksum_of_all(directory, head) != head.checksum:
-            raise _damaged(directory, "its lists of files do not match")
+            raise _damaged(directory, "the checksum of its file lists does not match")
         lists = [_list_of(directory, r).read_bytes() for r in range(head.ranks)]
         files = [
             item for content in lists for item in msgspec.json.decode(content, type=dict[str, FileChecksum]).items()
         ]
         for name, expected in sorted(files)[rank::ranks]:
             if _checksum_of(directory / name) != expected:
-                raise _damaged(directory, f"{name} is not what was written")
+                raise _damaged(directory, f"the checksum of {name} does not match")
     except FileNotFoundError as error:
         raise _damaged(directory, f"{Path(error.filename).name} is missing") from None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -73,7 +74,7 @@ def check(directory: Path, rank: int, ranks: int) -> Head:
 
 
 def _damaged(directory: Path, detail: str) -> SiteError:
-    fix = "remove this checkpoint to go on from the one before"
+    fix = "remove this checkpoint to resume from the one before it"
     return SiteError(f"checkpoint {directory} is damaged or incomplete: {detail}", fix)
 
 

@@ -1,4 +1,4 @@
-"""The trainer that a config names. Imports a backend only when it is asked for."""
+"""Makes the trainer of the configured kind. Imports only that backend."""
 
 from __future__ import annotations
 

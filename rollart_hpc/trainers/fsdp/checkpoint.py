@@ -2,10 +2,9 @@
 
     DIRECTORY/
       __<rank>_<i>.distcp, .metadata     torch.distributed.checkpoint: model, optimizer
-      files_<rank>.json, trainer.json    what was written, see `checksums`
+      files_<rank>.json, trainer.json    checksums, see `checksums`
 
-It may be loaded by another number of ranks than wrote it. Among themselves torch's planners exchange pickled plans over
-the ranks' own group.
+It can be loaded with a different number of ranks. torch's planners exchange pickled plans over the ranks' own group.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _METADATA = ".metadata"
 
 
 class State(NamedTuple):
-    """What is saved and restored in place."""
+    """The state that is saved, and restored in place."""
 
     model: PreTrainedModel
     optimizer: torch.optim.Optimizer
@@ -49,7 +48,7 @@ def save(directory: Path, state: State, world: World, *, version: int, digest: s
 def load(directory: Path, state: State, world: World) -> checksums.Head:
     def read(head: checksums.Head) -> None:
         state.optimizer.state.clear()
-        tensors = _tensors(state, head.has_stepped)  # those of the model are filled in place
+        tensors = _tensors(state, head.has_stepped)  # the model's tensors are loaded in place
         load_distributed(tensors, checkpoint_id=directory)
         if head.has_stepped:
             set_optimizer_state_dict(state.model, state.optimizer, tensors["optimizer"])
@@ -58,7 +57,7 @@ def load(directory: Path, state: State, world: World) -> checksums.Head:
 
 
 def _tensors(state: State, has_stepped: bool) -> dict[str, Any]:
-    """An optimizer that never stepped has no state, and asking torch for it would make one up."""
+    """An optimizer that has never stepped has no state, and asking torch for it would create one."""
     tensors: dict[str, Any] = {"model": {name: tensor.detach() for name, tensor in saved_tensors(state.model)}}
     if has_stepped:
         tensors["optimizer"] = get_optimizer_state_dict(state.model, state.optimizer)

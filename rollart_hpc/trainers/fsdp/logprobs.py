@@ -1,7 +1,7 @@
-"""From logits to what a loss needs of them. Owns how much of the vocabulary's width is in memory at a time.
+"""Computes log-probs and entropies from logits. Owns how many of the log-probs are in memory at a time.
 
-Log-probs of all tokens are as wide as the vocabulary, and backward wants them again: for long answers and large
-vocabularies they would not fit beside the model. There they are made slice by slice, and once more in backward.
+The log-probs of each token are as wide as the vocabulary, and backward needs them again. For long answers and large
+vocabularies they would not fit beside the model, so they are computed in slices, and again in backward.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SLICE_NUMBERS = 1 << 27  # log-probs in memory at a time: 512 MiB
 def scores_of(
     logits: torch.Tensor, targets: torch.Tensor, temperature: float, *, with_entropy: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-prob of each target at the temperature of sampling, in float32, and the entropy at its place."""
+    """Log-prob of each target at the sampling temperature, in float32, and the entropy of its distribution."""
     rows = max(1, SLICE_NUMBERS // logits.shape[-1])
     if len(logits) <= rows:
         return _scores(logits, targets, temperature, with_entropy)

@@ -1,7 +1,7 @@
 """Low-rank adapters (peft) inside a transformers model. Owns what is trained, saved and exported of such a model.
 
-saved      the adapters alone: the rest is the base model of the run
-exported   whole weights under the names of the base model, adapters merged in, one tensor at a time
+saved      only the adapters: the rest is the base model of the run
+exported   full weights with the base model's names, adapters merged in, one tensor at a time
 reference  the same model with its adapters switched off
 """
 
@@ -24,7 +24,7 @@ _BASE = ".base_layer."
 
 
 def add_adapters(model: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
-    """Freeze the model and put adapters into it, the same ones on every rank. They change nothing until trained."""
+    """Freeze the model and add adapters, the same on every rank. They change nothing until they are trained."""
     try:
         import peft
     except ImportError:
@@ -32,7 +32,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
     targets: Any = [name.strip() for name in lora.targets.split(",") if name.strip()]
     if lora.targets == "all-linear":
         targets = sorted({name.rsplit(".", 1)[-1] for name, module in _linears(model)})
-    alpha: Any = lora.alpha  # peft divides it, whatever its type
+    alpha: Any = lora.alpha  # peft accepts a float too
     wanted = peft.LoraConfig(r=lora.rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0, bias="none")
     torch.manual_seed(seed)
     try:
@@ -40,12 +40,12 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
     except ValueError as error:
         legal = ", ".join(sorted({name.rsplit(".", 1)[-1] for name, _ in _linears(model)}))
         what = f"trainer.lora.targets: {lora.targets!r}: {str(error).splitlines()[0]}"
-        raise UserError(what, f"legal: all-linear, or some of {legal}") from None
+        raise UserError(what, f"use all-linear, or some of {legal}") from None
     _check(model)
 
 
 def _linears(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Linear layers but for the head, which may be tied to the embeddings."""
+    """Linear layers except the head, which may be tied to the embeddings."""
     head = model.get_output_embeddings()
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and module is not head:
@@ -53,7 +53,7 @@ def _linears(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Module]]:
 
 
 def adapted(model: torch.nn.Module) -> dict[str, Any]:
-    """peft's layers by the name of the layer they stand for; none without adapters."""
+    """peft's layers by the name of the layer they replace; empty without adapters."""
     return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
 
 
@@ -62,14 +62,14 @@ def _check(model: PreTrainedModel) -> None:
         base = layer.get_base_layer()
         if type(base) is not torch.nn.Linear or layer is model.get_output_embeddings():
             raise UserError(
-                f"trainer.lora.targets: {name} is a {type(base).__name__} or the head",
+                f"trainer.lora.targets: {name} ({type(base).__name__}) is not a linear layer inside a block",
                 "name linear layers inside blocks",
             )
 
 
 @contextmanager
 def switched_off(model: torch.nn.Module) -> Iterator[None]:
-    """peft's own switch would also change what requires a gradient, under FSDP's feet."""
+    """Not peft's own switch: that also changes which parameters require gradients, which FSDP does not expect."""
     layers = adapted(model).values()
     for layer in layers:
         layer._disable_adapters = True
@@ -85,7 +85,7 @@ def is_adapter(name: str) -> bool:
 
 
 def merged(model: PreTrainedModel, named: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """`named` are all tensors of the model; what comes out are full ones by the base model's names."""
+    """`named`: all tensors of the model. Yields full tensors with the base model's names."""
     layers = adapted(model)
     for name, tensor in named:
         if is_adapter(name):
@@ -100,6 +100,6 @@ def merged(model: PreTrainedModel, named: Iterator[tuple[str, torch.Tensor]]) ->
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Gathered over ranks; may share memory with the live weights."""
+    """The tensor gathered over ranks; may share memory with the live weights."""
     detached = tensor.detach()
     return detached.full_tensor() if isinstance(detached, DTensor) else detached

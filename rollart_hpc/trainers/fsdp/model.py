@@ -1,8 +1,8 @@
-"""A transformers causal LM, sharded. Owns loading, FSDP2 and the forward that yields log-probs; knows no loss.
+"""A sharded transformers causal LM. Owns loading, FSDP2 and the forward to logits; knows no loss.
 
-Weights are float32 on every rank's shard; one rank alone has nothing to shard and keeps the plain model. With dtype
-bfloat16 FSDP (of one rank, too) computes with and exports bfloat16, while gradients are reduced and the optimizer runs
-in float32. With activation checkpointing a block keeps its input only and runs again in backward.
+Every rank's shard is float32; a single rank has nothing to shard and keeps the plain model. With dtype bfloat16, FSDP
+(used even for one rank) computes and exports in bfloat16, while gradients are reduced and the optimizer runs in
+float32. With activation checkpointing, a block keeps only its input and runs again in backward.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rollart_hpc.trainers.world import World
 
 
 def load_trained(directory: Path, world: World, config: RunConfig) -> PreTrainedModel:
-    """The model to train."""
+    """Loads the model to train."""
     model = _load(directory)
     if config.trainer.lora.rank:
         lora.add_adapters(model, config.trainer.lora, config.seed)
@@ -41,7 +41,7 @@ def load_reference(directory: Path, world: World, config: RunConfig) -> PreTrain
 
 
 def _load(directory: Path) -> PreTrainedModel:
-    """That of a Hugging Face directory, without dropout."""
+    """The model of a Hugging Face directory, without dropout."""
     disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -49,12 +49,12 @@ def _load(directory: Path) -> PreTrainedModel:
         )
     except (OSError, ValueError, KeyError) as error:
         what = str(error).splitlines()[0][:300]
-        raise SiteError(f"{directory} is no model that can be trained: {what}", "check model.path") from None
+        raise SiteError(f"can't train {directory}: {what}", "check model.path") from None
     return model.eval()
 
 
 def _placed(model: PreTrainedModel, world: World, config: RunConfig) -> PreTrainedModel:
-    """On the ranks' devices. A model that can't be trained is told of before anything else starts."""
+    """Puts the model on the ranks' devices and runs one forward: an untrainable model fails before anything starts."""
     dtype = getattr(torch, config.trainer.dtype)
     if world.size > 1 or dtype != torch.float32:
         _shard(model, world, dtype)
@@ -71,7 +71,7 @@ def is_sharded(model: PreTrainedModel) -> bool:
 
 
 def reshard(model: PreTrainedModel) -> None:
-    """To be called after forwards without a backward: FSDP keeps the root's weights whole until then."""
+    """Call after forwards without a backward: FSDP keeps the root's weights gathered until then."""
     if is_sharded(model):
         model.reshard()
 
@@ -91,15 +91,15 @@ def _shard(model: PreTrainedModel, world: World, dtype: torch.dtype) -> None:
 
 
 def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """The repeated blocks; embeddings and head stay in the root's shard, where tied ones are one parameter."""
+    """The repeated blocks. Embeddings and head stay in the root's shard, where tied ones are one parameter."""
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def sampled_logits(model: PreTrainedModel, micro: MicroBatch) -> torch.Tensor:
-    """[sampled, vocabulary] for the places that matter only.
+    """Logits [sampled, vocabulary], only where tokens were sampled.
 
-    An empty micro-batch yields one row that must not count.
+    An empty micro-batch has one row, which must be ignored.
     """
     keep = micro.keep if micro.num_sampled else torch.zeros(1, dtype=torch.long, device=micro.ids.device)
     output = model(
@@ -114,19 +114,19 @@ def sampled_logits(model: PreTrainedModel, micro: MicroBatch) -> torch.Tensor:
 
 
 def named_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """What makes up the model, by Hugging Face names: parameters (tied ones once) and persistent buffers."""
+    """All tensors of the model with Hugging Face names: parameters (tied ones once) and persistent buffers."""
     yield from model.named_parameters()
     kept = model.state_dict().keys()
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
 
 
 def full_tensors(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-    """Gathered one at a time. A yielded tensor may share memory with the live weights: copy what is kept."""
+    """Gathers one tensor at a time. It may share memory with the live weights: copy it if you keep it."""
     for name, full in lora.merged(model, named_tensors(model)):
         yield name, full.to(dtype) if full.is_floating_point() else full
 
 
 def saved_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a checkpoint holds: everything, or the adapters if there are any."""
+    """The tensors of a checkpoint: the adapters if there are any, else all."""
     has_adapters = bool(lora.adapted(model))
     return ((name, tensor) for name, tensor in named_tensors(model) if not has_adapters or lora.is_adapter(name))

@@ -1,7 +1,7 @@
 """The trainer `fsdp`: FSDP2 over a transformers model. Owns forward, backward and update; `step` owns the rest.
 
-Every rank is a replica of its own: weights are sharded over all of them (one alone has them whole), a micro-batch
-belongs to one.
+Every rank is a replica: weights are sharded over all ranks (a single rank has them whole), and each micro-batch
+belongs to one rank.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from rollart_hpc.trainers.world import World
 
 
 class FsdpTrainer(StepTrainer):
-    """Gradients are added over ranks after every micro-batch, so that no rank holds more than its shard of them.
+    """Gradients are summed over ranks after every micro-batch, so that no rank holds more than its shard of them.
 
-    Deterministic: each rank sums its gradients by itself until the step.
+    Deterministic: each rank sums its own gradients until the step.
     """
 
     def __init__(self, config: RunConfig, model_dir: Path, world: World) -> None:
         super().__init__(config, model_dir, world, replica=world.rank, num_replicas=world.size)
         self._dtype = getattr(torch, config.trainer.dtype)
         self._model = load_trained(model_dir, world, config)
-        # Alone, adding early is only a copy more.
+        # With one rank, reducing early would only cost an extra copy.
         self._adds_at_step = is_sharded(self._model) and (config.deterministic or world.size == 1)
         if self._adds_at_step:
             self._model.set_requires_gradient_sync(False)
@@ -75,7 +75,7 @@ class FsdpTrainer(StepTrainer):
             return self._chosen_of(self._model, micro)
 
     def _reduce(self, num_bins: int) -> None:
-        """By the backward of an empty micro-batch."""
+        """Reduce by running the backward of an empty micro-batch."""
         if not self._adds_at_step or not num_bins:
             return
         self._model.set_requires_gradient_sync(True)

@@ -2,9 +2,9 @@
 
     DIRECTORY/
       __<rank>_<i>.distcp, .metadata, common.pt, metadata.json    megatron's dist_checkpointing: model, optimizer
-      files_<rank>.json, trainer.json                             what was written, see `checksums`
+      files_<rank>.json, trainer.json                             checksums, see `checksums`
 
-It may be loaded with other parallel sizes than wrote it.
+It can be loaded with different parallel sizes.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 
 class _InThisProcess(TorchDistSaveShardedStrategy):  # type: ignore[misc]
-    """megatron's format, written by torch's own writer.
+    """megatron's format, written with torch's writer.
 
-    megatron's writer starts a server and a process per file, which would outlive a rank that is killed.
+    megatron's own writer starts a server and a process per file, which would outlive a killed rank.
     """
 
     def save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str | Path) -> None:
@@ -78,7 +78,7 @@ def load(directory: Path, state: State, world: World) -> checksums.Head:
 
 
 def _tensors(state: State, has_stepped: bool, *, is_loading: bool) -> dict[str, Any]:
-    """An optimizer that never stepped has no state."""
+    """An optimizer that has never stepped has no state."""
     model = state.model.module.sharded_state_dict(metadata=_METADATA)
     tensors: dict[str, Any] = {"model": model}
     if has_stepped:
@@ -87,7 +87,7 @@ def _tensors(state: State, has_stepped: bool, *, is_loading: bool) -> dict[str, 
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:
-    """torch's AdamW (all there is without Transformer Engine) has no state before its first step; loading needs one."""
+    """torch's AdamW (used without Transformer Engine) has no state before its first step, but loading needs it."""
     if not isinstance(optimizer, torch.optim.AdamW):
         return
     for parameters in optimizer.param_groups:
@@ -98,7 +98,7 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _own_steps(optimizer: torch.optim.Optimizer) -> None:
-    """megatron gives all parameters one and the same step counter, which each of them would count up."""
+    """megatron gives all parameters the same step counter, which each of them would increment: copy it."""
     for state in optimizer.state.values():
         if isinstance(state.get("step"), torch.Tensor):
             state["step"] = state["step"].clone()

@@ -1,6 +1,6 @@
-"""Weights in from a Hugging Face directory, out to rank 0. Owns reading and gathering; `layout` says what lies where.
+"""Reads weights from a Hugging Face directory and gathers them on rank 0. `layout` says where each weight is.
 
-Both go weight by weight: beside the model no rank holds more than one weight, joined, and what it is joined from.
+Both work weight by weight: beside the model, no rank holds more than one joined weight and its sources.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Parameters = dict[str, torch.nn.Parameter]
 
 
 class Coordinates(NamedTuple):
-    """Of this rank among all."""
+    """The position of this rank among all ranks."""
 
     rank: int
     tensor_rank: int
-    tensor_ranks: tuple[int, ...]  # world ranks of its tensor parallel group
+    tensor_ranks: tuple[int, ...]  # world ranks of its tensor-parallel group
     tensor_group: dist.ProcessGroup
     stage: int
     replica: int
@@ -33,7 +33,7 @@ class Coordinates(NamedTuple):
 
 
 def read_into(parameters: Parameters, table: list[Weight], coordinates: Coordinates, directory: Path) -> None:
-    """Fill this stage's shards."""
+    """Load the shards of this stage."""
     files = _Files(directory)
     wanted = {weight.name: weight for weight in table if weight.stage == coordinates.stage}
     assert wanted.keys() == parameters.keys(), f"parameters differ: {sorted(wanted.keys() ^ parameters.keys())}"
@@ -42,15 +42,15 @@ def read_into(parameters: Parameters, table: list[Weight], coordinates: Coordina
         for name, weight in wanted.items():
             joined = weight.join([files.get(source) for source in weight.sources])
             if tuple(joined.shape) != weight.joined_shape:
-                what = f"{directory}: {', '.join(weight.sources)} make {tuple(joined.shape)}"
-                raise SiteError(f"{what}, expected {weight.joined_shape}", "compare its config.json")
+                what = f"{directory}: {', '.join(weight.sources)} have shape {tuple(joined.shape)}"
+                raise SiteError(f"{what}, expected {weight.joined_shape}", "check that config.json fits the weights")
             parameters[name].copy_(weight.shard(joined, coordinates.tensor_rank, tensor))
 
 
 def gathered(
     parameters: Parameters, table: list[Weight], coordinates: Coordinates
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Hugging Face tensors, on rank 0 only. Every rank must go through it."""
+    """Yields Hugging Face tensors, on rank 0 only. Every rank must iterate."""
     device, dtype = _kind(parameters)
     for weight in table:
         if weight.is_copy or coordinates.replica:
@@ -72,13 +72,13 @@ def gathered(
 
 
 def _unshard(shard: torch.Tensor, weight: Weight, coordinates: Coordinates) -> torch.Tensor | None:
-    """On the first rank of the tensor parallel group."""
+    """Gathers the joined tensor on the first rank of the tensor-parallel group."""
     if weight.split is None or len(coordinates.tensor_ranks) == 1:
         return shard
     joined, shards = None, None
     if coordinates.tensor_rank == 0:
         joined = shard.new_empty(weight.joined_shape)
-        # Rows of the joined tensor can be received where they belong; columns need a place of their own.
+        # Rows can be received directly into the joined tensor; columns need a separate buffer.
         shards = list(joined.chunk(len(coordinates.tensor_ranks))) if weight.split == 0 else None
         shards = shards or [torch.empty_like(shard) for _ in coordinates.tensor_ranks]
     dist.gather(shard.contiguous(), shards, dst=coordinates.tensor_ranks[0], group=coordinates.tensor_group)
@@ -93,7 +93,7 @@ def _kind(parameters: Parameters) -> tuple[torch.device, torch.dtype]:
 
 
 class _Files:
-    """The safetensors of a directory; nothing is read before it is asked for."""
+    """The safetensors of a directory, read on demand."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -106,5 +106,5 @@ class _Files:
             with safe_open(path, framework="pt") as file:
                 return file.get_tensor(name)
         except (OSError, SafetensorError) as error:
-            what = f"{path} has no {name} that can be read: {str(error)[:200]}"
-            raise SiteError(what, "megatron reads safetensors: check model.path") from None
+            what = f"can't read {name} from {path}: {str(error)[:200]}"
+            raise SiteError(what, "megatron needs safetensors files: check model.path") from None

@@ -1,7 +1,7 @@
-"""The GPTModel of this rank and its packed forward. Owns how megatron is configured; knows no loss.
+"""The GPTModel of this rank and its packed forward. Owns megatron's configuration; knows no loss.
 
-On a GPU: Transformer Engine's layers, fused kernels, bfloat16 weights with float32 copies in the optimizer. That path
-is written from megatron-core's documentation and has not run. On a CPU: megatron's own torch layers, float32.
+On a GPU: Transformer Engine's layers, fused kernels, bfloat16 weights with float32 copies in the optimizer. This path
+is written from megatron-core's documentation and is not tested. On a CPU: megatron's own torch layers, float32.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rollart_hpc.trainers.world import World
 
 
 class Policy(GPTModel):  # type: ignore[misc]
-    """Yields logits [1, sampled, share of the vocabulary] on the last stage, hidden states on the others."""
+    """Returns logits [1, sampled, share of the vocabulary] on the last stage, hidden states on the others."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -48,13 +48,13 @@ class Policy(GPTModel):  # type: ignore[misc]
         return super().forward(micro.ids, micro.positions, None, packed_seq_params=_packed(micro))
 
     def _select(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Logits are made for the places that matter only; an empty micro-batch yields one row that must not count."""
+        """Compute logits only where tokens were sampled. An empty micro-batch has one row, which must be ignored."""
         assert self._keep is not None
         return (inputs[0][self._keep], *inputs[1:])
 
 
 class LoadedModel(NamedTuple):
-    """A model with weights, and where they lie."""
+    """A model with weights, and where each weight is."""
 
     model: Policy
     config: TransformerConfig
@@ -64,7 +64,7 @@ class LoadedModel(NamedTuple):
 
 
 def open_groups(sizes: MegatronOptions) -> None:
-    """megatron keeps its groups for the whole process."""
+    """Create megatron's groups once: they are global to the process."""
     if parallel_state.model_parallel_is_initialized():
         return
     parallel_state.initialize_model_parallel(
@@ -136,7 +136,7 @@ def _config(family: Family, run: RunConfig, *, is_gpu: bool) -> TransformerConfi
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         variable_seq_lengths=True,
-        moe_token_dispatcher_type="alltoall",  # there are no experts, but lengths may only vary with it
+        moe_token_dispatcher_type="alltoall",  # no experts here, but variable lengths require it
         calculate_per_token_loss=True,  # losses are sums: nothing is divided before the step
         deallocate_pipeline_outputs=True,
         perform_initialization=False,
@@ -150,8 +150,10 @@ def _config(family: Family, run: RunConfig, *, is_gpu: bool) -> TransformerConfi
 
 
 def _mark_split(parameters: exchange.Parameters, table: list[Weight]) -> None:
-    """megatron marks what is split while it draws random weights, which nobody needs. By the marks, norms of gradients
-    count whatever lies on all ranks once."""
+    """Mark split parameters, so that gradient norms count parameters present on all ranks only once.
+
+    megatron sets these marks only when it initialises random weights, which we skip.
+    """
     for weight in table:
         parameter = parameters.get(weight.name)
         if parameter is not None and weight.split is not None and not hasattr(parameter, "tensor_model_parallel"):
@@ -176,7 +178,7 @@ def _packed(micro: MicroBatch) -> PackedSeqParams:
 
 
 def _llama3(inv_freq: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
-    """Llama 3.1's longer context: low frequencies are divided, those in between smoothly less."""
+    """Llama 3.1's longer context: low frequencies are divided by a factor, medium ones by a smoothly smaller one."""
     factor, low, high = (float(scaling[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
     turns = float(scaling["original_max_position_embeddings"]) * inv_freq / (2 * torch.pi)
     smooth = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -194,7 +196,7 @@ def _check_sizes(family: Family, sizes: MegatronOptions, directory: Path) -> Non
         if number % parts:
             key = "pipeline_parallel" if what == "layers" else "tensor_parallel"
             raise SiteError(
-                f"{directory} has {number} {what}, which can't be split evenly over {parts}",
+                f"{directory} has {number} {what}, which can't be divided evenly by {parts}",
                 f"choose a trainer.options.{key} that divides {number}",
             )
 

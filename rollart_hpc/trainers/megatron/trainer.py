@@ -1,7 +1,7 @@
-"""One rank of the trainer `megatron`. Owns forward, backward and update by megatron's schedules; `step` owns the rest.
+"""One rank of the trainer `megatron`. Owns forward, backward and update with megatron's schedules; `step` the rest.
 
-A replica is tensor_parallel x pipeline_parallel ranks. Log-probs are on the ranks of its last stage, all of which
-compute the same loss; the first of them tallies it.
+A replica is tensor_parallel x pipeline_parallel ranks. Log-probs are on the ranks of its last stage, which all compute
+the same loss; the first of them counts it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rollart_hpc.weights.digest import digest
 
 
 def make_trainer(config: RunConfig, model_dir: Path, world: World) -> MegatronTrainer:
-    """megatron asks for a GPU while it is imported: what stands in for one comes first."""
+    """megatron expects a GPU when it is imported, so the shim must be installed first."""
     if world.device.type == "cpu":
         cpu_shim.install()
     try:
@@ -41,7 +41,7 @@ def make_trainer(config: RunConfig, model_dir: Path, world: World) -> MegatronTr
 
 
 class MegatronTrainer(StepTrainer):
-    """Each replica sums its gradients by itself until the step, so steps do not depend on how a batch was cut."""
+    """Each replica sums its own gradients until the step, so the result does not depend on how a batch was cut."""
 
     def __init__(self, config: RunConfig, model_dir: Path, world: World) -> None:
         from megatron.core import parallel_state as groups
@@ -90,7 +90,7 @@ class MegatronTrainer(StepTrainer):
         *,
         forward_only: bool,
     ) -> list[Any]:
-        """Through all stages; `after` takes each micro-batch's logits on the last one."""
+        """Run all stages; on the last one `after` gets the logits of each micro-batch."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         def forward(work: Iterator[tuple[MicroBatch, Callable[..., Any]]], model: torch.nn.Module) -> tuple[Any, Any]:
@@ -102,7 +102,7 @@ class MegatronTrainer(StepTrainer):
             data_iterator=zip(micros, after),
             model=model,
             num_microbatches=len(micros),
-            seq_length=1,  # stages tell each other the shapes of what they send
+            seq_length=1,  # unused: stages send each other the shapes
             micro_batch_size=1,
             forward_only=forward_only,
             collect_non_loss_data=forward_only,
@@ -111,7 +111,7 @@ class MegatronTrainer(StepTrainer):
     def _micro_loss(
         self, micro: MicroBatch, reference: torch.Tensor | None, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """In the form of megatron's schedules: a sum, what it would be divided by (not here), nothing to report."""
+        """The form that megatron's schedules expect: the sum, a divisor (unused here), nothing to report."""
         unused = torch.zeros((), dtype=torch.int, device=logits.device)
         if not micro.num_sampled:
             return logits.sum() * 0.0, unused, None
@@ -158,13 +158,13 @@ class MegatronTrainer(StepTrainer):
     # --- weights and log-probs ---------------------------------------------------------------
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """On rank 0 only: the others help it to gather and yield nothing."""
+        """Yields on rank 0 only; the other ranks take part in the gathering."""
         from rollart_hpc.trainers.megatron import exchange
 
         return exchange.gathered(dict(self._model.module.named_parameters()), self._table, self._coordinates)
 
     def _weights_digest(self) -> str:
-        """Rank 0 has the weights, all ranks are told what they are."""
+        """Rank 0 has the weights and broadcasts their digest."""
         mine = digest(self.export())
         (told,) = self._world.broadcast([mine.encode()] if self._world.rank == 0 else None)
         return bytes(told).decode()
@@ -179,7 +179,7 @@ class MegatronTrainer(StepTrainer):
         return found
 
     def _logprobs_of(self, model: torch.nn.Module, micros: list[MicroBatch]) -> list[torch.Tensor]:
-        """On the last stage; elsewhere nothing."""
+        """Log-probs on the last stage; an empty list on the others."""
 
         def take(micro: MicroBatch, logits: torch.Tensor, non_loss_data: bool = True) -> torch.Tensor:
             if not micro.num_sampled:

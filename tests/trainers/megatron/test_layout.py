@@ -59,11 +59,11 @@ def test_what_would_be_computed_otherwise_is_refused(
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(SiteError, match=reason) as caught:
         read_family(tmp_path)
-    assert "trainer.kind: fsdp takes more" in str(caught.value)
+    assert "trainer.kind: fsdp supports more" in str(caught.value)
 
 
 def test_a_directory_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(SiteError, match=r"is no model that can be trained: no config\.json"):
+    with pytest.raises(SiteError, match=r"can't train .*: it has no config\.json"):
         read_family(tmp_path)
 
 
