@@ -52,7 +52,7 @@ class FakeTrainer:
         self.digest = "d4"
         self.deeds: list[Any] = []
 
-    def accumulate(self, groups: list[TrainGroup]) -> None:
+    def accumulate(self, groups: list[TrainGroup], *, last: bool) -> None:
         self.deeds.append([group.group for group in groups])
 
     def discard(self) -> None:
@@ -92,12 +92,15 @@ class FakePublisher:
 class FakeLink:
     clock_offset_s = 0.0
 
-    def __init__(self, *script: tuple[Message, list[Frame]] | Message) -> None:
+    def __init__(self, *script: tuple[Message, list[Frame]] | Message, at_once: bool = False) -> None:
+        self.at_once = at_once  # all of it has arrived before the first is read
         self.script = deque((item, []) if isinstance(item, Message) else item for item in script)
         self.sent: list[Message] = []
         self.num_updates = 0
 
-    def recv(self) -> tuple[Message, list[Frame]]:
+    def recv(self, timeout_s: float | None = None) -> tuple[Message, list[Frame]] | None:
+        if timeout_s is not None and not (self.at_once and self.script):
+            return None
         return self.script.popleft() if self.script else (Stop("over"), [])
 
     def send(self, message: Message) -> None:
@@ -109,8 +112,10 @@ class FakeLink:
         self.num_updates += 1
 
 
-def run(*script: tuple[Message, list[Frame]] | Message) -> tuple[FakeTrainer, FakePublisher, list[Message]]:
-    trainer, publisher, link = FakeTrainer(), FakePublisher(), FakeLink(*script)
+def run(
+    *script: tuple[Message, list[Frame]] | Message, at_once: bool = False
+) -> tuple[FakeTrainer, FakePublisher, list[Message]]:
+    trainer, publisher, link = FakeTrainer(), FakePublisher(), FakeLink(*script, at_once=at_once)
     world, version = World(0, 1, torch.device("cpu")), trainer.version
     Leader(trainer, world, link, publisher, Tracer(None, "t"), attempt=2).run()  # type: ignore[arg-type]
     assert link.num_updates == trainer.version - version
@@ -140,6 +145,43 @@ def test_a_step_is_committed_before_it_is_published() -> None:
     assert committed.wait_s >= 0 and committed.train_s >= 0
     assert publisher.published[-1] == WeightsId(2, 5)
     assert sent[-1] == BatchWanted(5)
+
+
+def test_chunks_that_came_while_the_trainer_was_busy_are_trained_as_one() -> None:
+    script = make_chunk(4, 0, False, (0, 1)), make_chunk(4, 1, False, (2,)), make_chunk(4, 2, True, (3,))
+    trainer, _, sent = run(*script, at_once=True)
+    assert trainer.deeds == [[0, 1, 2, 3], "step"]
+    assert kinds(sent).count("Committed") == 1
+
+
+def test_a_batch_that_begins_anew_drops_what_waits_of_the_first() -> None:
+    script = make_chunk(4, 0, False, (7,)), make_chunk(4, 0, False, (8,)), make_chunk(4, 1, True, (9,))
+    trainer, _, _ = run(*script, at_once=True)
+    assert trainer.deeds == [[8, 9], "step"]
+
+
+def test_a_lost_connection_drops_what_waits() -> None:
+    script = make_chunk(4, 0, False, (7,)), WhoAreYou(), make_chunk(4, 0, True, (8,))
+    trainer, _, sent = run(*script, at_once=True)
+    assert trainer.deeds == [[8], "step"]
+    assert kinds(sent)[2:4] == ["Published", "BatchWanted"]
+
+
+def test_it_saves_before_it_trains_what_waits() -> None:
+    trainer, _, sent = run(make_chunk(4, 0, False), Save(4, "/s"), make_chunk(4, 1, True), at_once=True)
+    assert trainer.deeds == ["/s/trainer", [0], "step"]
+    assert Saved(4, "") in sent
+
+
+def test_what_comes_after_the_end_of_a_batch_belongs_to_the_next_version() -> None:
+    trainer, _, sent = run(make_chunk(4, 0, True), Save(5, "/s"), make_chunk(5, 0, True), at_once=True)
+    assert trainer.deeds == [[0], "step", "/s/trainer", [0], "step"]
+    assert Saved(5, "") in sent
+
+
+def test_a_stop_leaves_what_waits_untrained() -> None:
+    trainer, _, _ = run(make_chunk(4, 0, False), Stop("over"), at_once=True)
+    assert trainer.deeds == []
 
 
 @pytest.mark.parametrize("step", [3, 5])
@@ -223,7 +265,7 @@ def test_frames_that_do_not_match_their_items_are_an_error() -> None:
     chunk, frames = make_chunk(0, 0, True)
     with pytest.raises(SiteError, match="5 frames for 2 items"):
         groups_of(chunk, frames[:-1])
-    with pytest.raises(SiteError, match=r"trajectory 0\.1: ids, logprobs and versions differ"):
+    with pytest.raises(SiteError, match=r"trajectory 0\.1: ids, logprobs and versions have different lengths"):
         groups_of(chunk, [*frames[:-1], frames[-1][:4]])
     short = [*frames[:3], *(frame[:8] for frame in frames[3:])]
     with pytest.raises(SiteError, match=r"trajectory 0\.1: 2 tokens, expected 5"):
