@@ -108,6 +108,13 @@ def append_line(path: Path, line: str, *, sync: bool = False) -> None:
             os.close(handle)
 
 
+def sync(path: Path) -> None:
+    """What was written to this file, if there is one, is on the disk when this returns."""
+    if path.exists():
+        with disk_errors(path), open(path, "rb") as file:
+            os.fsync(file.fileno())
+
+
 def point(link: Path, target: Path) -> None:
     """Make `link` a relative symlink to `target`, replacing an older one in one move."""
     scratch = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
