@@ -250,10 +250,10 @@ class RunDir:
         shutil.rmtree(self.store_root, ignore_errors=True)
 
     def create(self) -> RunDir:
-        """Make the directory of a new run; one that exists already is the user's mistake."""
+        """Make the directory of a new run; one that already exists is the user's mistake."""
         if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
             raise UserError(
-                f"run directory {self.path} exists already",
+                f"run directory {self.path} already exists",
                 f"choose another --run-dir, or go on with it: rollart-hpc resume {self.path}",
             )
         is_new = not self.path.exists()

@@ -41,7 +41,7 @@ def resume_run(run: RunDir, screen: Screen) -> Outcome:
     if pid is not None:
         raise UserError(f"{run.path} is still running (pid {pid})", f"end it first: rollart-hpc cancel {run.path}")
     if has_finished(run):
-        raise UserError(f"{run.path} has finished all its {config.steps} steps", "start a new run")
+        raise UserError(f"{run.path} has finished all {config.steps} steps", "start a new run")
     _need_backends(config)
     return _carry_out(run, config, screen)
 

@@ -23,7 +23,7 @@ def test_a_site_file_of_the_live_cluster_is_right_about_it(
     assert main(["site", "check", "rollartdev", "--json"]) == 0
     assert {one["level"] for one in json.loads(capsys.readouterr().out)} == {"ok"}
     assert main(["site", "init"]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
     path.write_text(text.replace("partition: h800", "partition: h80").replace("cpus: 16", "cpus: 512"))
     assert main(["site", "check", "rollartdev"]) == 2

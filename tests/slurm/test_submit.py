@@ -30,7 +30,7 @@ def test_the_dry_run_s_output_passes_sbatch_unchanged(cluster: Cluster, tmp_path
     tested = cluster.slurm.ask("sbatch", "--test-only", stdin=done.stdout)
     assert tested.code == 0, tested.stderr
     asked = cli("submit", "quickstart", "--site", site, "--test-only", "--run-dir", str(directory))
-    assert asked.returncode == 0 and "Slurm would start it at 20" in asked.stdout, asked.stderr
+    assert asked.returncode == 0 and "Slurm would start the job at 20" in asked.stdout, asked.stderr
     assert queued(cluster) == before and not directory.exists()
 
 

@@ -52,7 +52,7 @@ def cancel_jobs(run: RunDir, slurm: Slurm, say: Say) -> None:
         slurm.ask("scancel", "--signal=KILL", "--full", *found)
         _wait(live, LIMIT_S)
     if found := live():
-        raise SiteError(f"job {', '.join(found)} has not ended within {LIMIT_S:g} s", "cancel once more")
+        raise SiteError(f"job {', '.join(found)} has not ended within {LIMIT_S:g} s", "run cancel again")
 
 
 def _is_written_down(run: RunDir, say: Say) -> bool:

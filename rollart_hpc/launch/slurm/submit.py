@@ -93,7 +93,7 @@ def submit(request: Request, slurm: Slurm, say: Say) -> int:
 
 
 def submit_again(request: Request, slurm: Slurm, say: Say) -> int:
-    """The directory exists already: a run that is resumed."""
+    """The directory already exists: a run that is resumed."""
     make_directory(request.run.job_logs)
     write_atomic(request.run.script, request.script)
     past = job_ids(request.run)
