@@ -28,7 +28,7 @@ def test_a_site_file_of_the_live_cluster_is_right_about_it(
     path.write_text(text.replace("partition: h800", "partition: h80").replace("cpus: 16", "cpus: 512"))
     assert main(["site", "check", "rollartdev"]) == 2
     shown = capsys.readouterr().out
-    assert "h800? there are:" in shown and "classes.cpu.cpus: 16" in shown
+    assert "h800? partitions:" in shown and "classes.cpu.cpus: 16" in shown
 
 
 @pytest.mark.parametrize("site", ["dev", "single"])

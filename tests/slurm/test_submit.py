@@ -52,11 +52,11 @@ def test_what_would_not_run_is_refused_before_it_is_sent(accounting_cluster: Clu
         return done.stderr.partition("rollart-hpc:")[2]
 
     said = refused("--site", str(site), "job.account=other")
-    assert "partition staff: is open to group root only, you are in alice" in said
-    assert "you have no association with account other (yours: dev): job.account=..." in said
+    assert "partition staff: is open only to group root, you are in alice" in said
+    assert "you have no association with account other (yours: dev); set job.account=..." in said
     said = refused("--site", "dev", "job.qos=narrow")
     assert "QOS narrow: gres/gpu is limited to 2, this run needs 3" in said
-    assert "QOS narrow: jobs of 60 min at most, this one asks for 120: job.time_minutes=60" in said
+    assert "QOS narrow: jobs may take 60 min, this one requests 120; set job.time_minutes=60" in said
     assert "you may not use QOS large" in refused("--site", "dev", "job.qos=large")
     assert queued(cluster) == set()
 
