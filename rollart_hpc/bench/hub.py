@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from rollart_hpc.bench.load import driver, payloads
+from rollart_hpc.bench.load import driver, payloads, workers
 from rollart_hpc.bench.load.counts import Window
 from rollart_hpc.config.resolved import write_resolved
 from rollart_hpc.config.schema import (
@@ -46,7 +46,8 @@ PAYLOAD = (
     f" versions ({payloads.ANSWER_BYTES} B) back. A trajectory: {payloads.FEWEST_TURNS} to {payloads.MOST_TURNS}"
     f" turns, then transcript and token record, {payloads.RECORD_BYTES} B a turn, for reward and trainer. Groups of"
     f" {GROUP_SIZE}. All of it encrypted (CURVE). Up to {driver.SLOTS_PER_ENV} slots an env worker and"
-    f" {driver.SLOTS_PER_REWARD} a reward worker; {driver.ENGINES_PER_NODE} engines and a relay a node."
+    f" {driver.SLOTS_PER_REWARD} a reward worker; {driver.ENGINES_PER_NODE} engines and a relay a node. Publishing a"
+    f" version, each transfer and each install take {workers.WEIGHTS[0]:.0%} to {workers.WEIGHTS[1]:.0%} of a window."
 )
 
 

@@ -101,13 +101,15 @@ class Environments:
 
     def ask_due(self) -> None:
         """Turns are due at fixed times, whether or not earlier ones were answered: their latency counts from there."""
-        now = time.monotonic()
+        now, asked = time.monotonic(), set()
         while self._idle and self._next_s <= now:
             slot = self._idle.popleft()
             if self.slots.get(slot.trajectory) is slot:  # not cancelled meanwhile
                 self._ask(slot, self._next_s)
-                slot.peer.read()
                 self._next_s += 1 / self._rate
+                asked.add(slot.peer)
+        for peer in asked:
+            peer.read()
         if not self._idle:
             self._next_s = max(self._next_s, now)
 

@@ -20,7 +20,7 @@ from rollart_hpc.bench.load.payloads import ANSWER_TOKENS, PROMPT_TOKENS, answer
 from rollart_hpc.bench.load.sockets import Peer
 from rollart_hpc.wire import messages as ms
 
-WEIGHTS = (0.01, 0.03)  # of a window: how long publishing takes, a transfer to a relay, and an install
+WEIGHTS = (0.01, 0.06)  # of a window: how long publishing takes, a transfer to a relay, and an install
 
 
 class Later:
