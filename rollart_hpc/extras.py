@@ -15,7 +15,7 @@ class Need(NamedTuple):
     install: str = ""  # how to install them otherwise
 
 
-TRAIN = Need(("torch", "transformers", "safetensors"), "train")  # relays and the base model, whatever the backends
+TRAIN = Need(("torch", "transformers", "safetensors"), "train")  # relays and the base model need these with any backend
 
 
 def need(*wanted: Need) -> None:

@@ -71,7 +71,7 @@ def join(args: argparse.Namespace) -> int:
     if args.role == "engine" and is_on_cluster(run) and config.weights.transport == "staged":
         raise UserError(
             "an engine can't join a run on a cluster: staged weights reach only the nodes of its job",
-            "ask for more engines at submission: pools.NAME.engines=N",
+            "request more engines when you submit the run: pools.NAME.engines=N",
         )
     proc = _new_proc(cast(Role, args.role), args.pool, config, read_plan(run))
     proc = replace(proc, name=args.name or proc.name)
@@ -95,7 +95,7 @@ def _need_running(run: RunDir) -> None:
     if owner is not None and owner.state is RunState.RUNNING and owner.host != socket.gethostname():
         return  # its supervisor is on another host and can't be checked from here
     if supervisor_pid(run) is None:
-        raise UserError(f"{run.path} is not running", f"start it again: rollart-hpc resume {run.path}")
+        raise UserError(f"{run.path} is not running", f"resume it: rollart-hpc resume {run.path}")
 
 
 def _new_proc(role: Role, pool: str, config: RunConfig, plan: Plan) -> Proc:
@@ -114,7 +114,7 @@ def _new_proc(role: Role, pool: str, config: RunConfig, plan: Plan) -> Proc:
 
 
 def _pools_with_weights(config: RunConfig, plan: Plan) -> list[str]:
-    """Staged weights reach only the nodes that had a relay when the run began."""
+    """Staged weights reach only the nodes that had a relay when the run started."""
     if config.weights.transport != "staged":
         return list(ENGINE_CLASSES)
     nodes = {relay.node for relay in plan.of("relay")}

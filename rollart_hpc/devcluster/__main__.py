@@ -1,4 +1,4 @@
-"""`launchers/devcluster`: its arguments, output and exit codes."""
+"""The command `launchers/devcluster`. Owns its arguments, output and exit codes."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ EPILOG = """a session:
   sinfo
   launchers/devcluster down
 
-exit codes: 0 good, 1 (status) no cluster is up, 2 the request can't be carried out, 3 the machine can't do it
+exit codes: 0 success, 1 (status) no cluster is up, 2 the request is wrong, 3 a problem of the machine
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="devcluster",
-        description="A real Slurm with virtual nodes and fake GPUs on this machine. Needs root, Debian or Ubuntu.",
+        description="A real Slurm with virtual nodes and fake GPUs on this machine. Needs root on Debian or Ubuntu.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    up = _add(commands, "up", "start it; installs munge and Slurm with apt-get if they are not there")
+    up = _add(commands, "up", "start it; installs munge and Slurm with apt-get if they are missing")
     up.add_argument("--accounting", action="store_true", help="with sacct and limits: slurmdbd and MariaDB")
     up.add_argument("--user", action="append", default=[], metavar="NAME", help="an ordinary user who may run jobs")
-    reach = "a directory that ordinary users must reach although one above it is closed to them"
+    reach = "a directory that ordinary users must reach, below one that is closed to them"
     up.add_argument("--expose", action="append", default=[], type=Path, metavar="PATH", help=reach)
     _add(commands, "down", "end its daemons and every process of its jobs, remove its directory")
-    _add(commands, "env", 'print what a shell needs: eval "$(launchers/devcluster env)"')
-    _add(commands, "status", "its nodes and jobs")
+    _add(commands, "env", 'print the variables a shell needs: eval "$(launchers/devcluster env)"')
+    _add(commands, "status", "show its nodes and jobs")
     inside = _add(commands, "exec", "run a command inside, as one of its users or as root")
     inside.add_argument("--user", default="", metavar="NAME", help="default: root")
     inside.add_argument("inner", metavar="-- COMMAND", nargs="+")

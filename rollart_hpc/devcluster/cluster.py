@@ -1,4 +1,4 @@
-"""One development cluster: up, down, what it looks like, and commands inside it."""
+"""One development cluster: starts and ends it, and runs commands inside it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to reach it."""
+        """The variables that a process needs to reach it."""
         return {"SLURM_CONF": str(self.files.conf)}
 
     @property
@@ -36,9 +36,9 @@ class Cluster:
         return Slurm(self.files.conf)
 
     def command(self, command: Sequence[str], *, user: str = "", directory: Path | None = None) -> list[str]:
-        """The command that runs `command` where its jobs run: with the cluster's users, paths and process ids.
+        """The command that runs `command` in the namespaces of its jobs: same users, paths and process ids.
 
-        A user starts at home with a fresh environment, as after a login: ours is not theirs to see.
+        A user starts in the home directory with a fresh environment, as after a login; ours must not leak.
         """
         conf = f"SLURM_CONF={self.files.conf}"
         if not user:
@@ -60,14 +60,14 @@ class Cluster:
         )  # fmt: skip
 
     def signal_daemon(self, name: str, signal: str = "KILL") -> None:
-        """Signal `slurmctld` or `slurmd-NODE`: what happens when a controller or a node dies."""
+        """Signal `slurmctld` or `slurmd-NODE`, to simulate the death of a controller or a node."""
         pid = (self.files.private / "pid" / name).read_text().strip()
         done = self.run("kill", f"-{signal}", pid)
         if done.returncode != 0:
             raise SiteError(f"{name} (process {pid}) can't be signalled: {done.stderr.strip()}")
 
     def start_daemon(self, name: str) -> None:
-        """Start `slurmctld` or `slurmd-NODE` again."""
+        """Restart `slurmctld` or `slurmd-NODE`."""
         daemons = Daemons(self.files, self.holder)
         if name == "slurmctld":
             daemons.controller()
@@ -86,14 +86,14 @@ def find(directory: Path) -> Cluster | None:
     try:
         holder = read_holder(files.holder)
     except PermissionError:
-        raise UserError(f"the cluster in {directory} belongs to another user", "only that user can do this") from None
+        raise UserError(f"the cluster in {directory} belongs to another user", "use another --dir") from None
     return Cluster(files, holder) if holder else None
 
 
 def up(
     directory: Path, *, accounting: bool = False, user_names: Sequence[str] = (), exposed: Sequence[Path] = ()
 ) -> Cluster:
-    """Start a cluster; ends what it started if it does not come up."""
+    """Start a cluster. If that fails, end what was started."""
     reason = packages.why_not()
     if reason:
         raise SiteError(reason, "run it as root on Debian or Ubuntu, for example in a container")
@@ -113,13 +113,13 @@ def up(
     try:
         _start(cluster, nodes, accounting, user_names, exposed)
     except BaseException:
-        cluster.holder.end()  # the directory stays: its logs say why
+        cluster.holder.end()  # the directory stays, because its logs say why
         raise
     return cluster
 
 
 def clear(directory: Path) -> bool:
-    """Remove what is left of a cluster that has ended. Touches nothing else."""
+    """Remove the files of a cluster that has ended, and nothing else."""
     files = layout.ClusterFiles(directory.absolute())
     if not files.holder.exists() or find(directory):
         return False

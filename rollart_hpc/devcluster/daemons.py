@@ -1,6 +1,6 @@
-"""The daemons of a development cluster: how each is started, and when it is ready. Runs inside the namespaces.
+"""The daemons of a development cluster: how to start each, and when it is ready. Runs inside the namespaces.
 
-Order matters: munge before all, slurmdbd must accept connections before slurmctld starts.
+Order matters: munge comes first, and slurmdbd must accept connections before slurmctld starts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Daemons:
         self._files, self._holder = files, holder
 
     def run(self, *command: str, limit_s: float = _LIMIT_S) -> None:
-        """A command that must succeed, as root, inside. A daemon goes to the background when it is set up."""
+        """Run a command as root inside the namespaces; raises if it fails. A daemon puts itself into the background."""
         variables = {"PATH": SEARCH, "SLURM_CONF": str(self._files.conf)}
         variables["MYSQL_UNIX_PORT"] = str(self._files.database_socket)
         try:
@@ -51,10 +51,10 @@ class Daemons:
         self.run("munged", "--force", *(f"--{name}={path}" for name, path in paths.items()))
 
     def database(self) -> None:
-        """MariaDB on a socket of its own, then slurmdbd."""
+        """MariaDB on a private socket, then slurmdbd."""
         files = self._files
         files.database.mkdir(mode=0o700)
-        # Nobody needs these tables after a power cut: don't wait for the disk at every change.
+        # These tables need not survive a power failure, so don't wait for the disk at every change.
         careless = ["--innodb-flush-method=nosync", "--innodb-flush-log-at-trx-commit=0", "--skip-innodb-doublewrite"]
         options = ["--no-defaults", f"--datadir={files.database}", "--user=root", *careless]
         self.run("mariadb-install-db", *options, "--skip-test-db")

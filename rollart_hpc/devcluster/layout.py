@@ -1,9 +1,9 @@
-"""Where the files of a development cluster lie, which nodes it has, and what its configuration says.
+"""The files, nodes and configuration of a development cluster.
 
-Python decides (nodes, ports, paths), the files in slurm/devcluster print. Starts nothing.
+Python decides nodes, ports and paths; the templates are in slurm/devcluster. Starts nothing.
 
-The directory lets others through (0711) because jobs of ordinary users need the socket of munge, the spool
-directory and the configuration; keys, state, logs and the database lie in `private` (0700).
+Other users can pass through the directory (0711), because jobs of ordinary users need munge's socket, the spool
+directory and the configuration. Keys, state, logs and the database are in `private` (0700).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rollart_hpc.files import write_json
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _TEMPLATES = (_PACKAGE / "slurm" / "devcluster", _PACKAGE.parent / "slurm" / "devcluster")  # installed, checkout
-_PORTS = range(20000, 32000)  # below those that the OS gives to anybody who asks for one
-_PLAIN = re.compile(r"[A-Za-z0-9/._-]+")  # slurm.conf knows no quotes
-_LONGEST_SOCKET = 100  # of 108 bytes that the kernel takes
+_PORTS = range(20000, 32000)  # below the ephemeral ports of the OS
+_PLAIN = re.compile(r"[A-Za-z0-9/._-]+")  # slurm.conf has no quoting
+_LONGEST_SOCKET = 100  # the kernel allows 108 bytes
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ClusterFiles:
 
     @property
     def holder(self) -> Path:
-        """Which process holds the cluster's namespaces."""
+        """Names the process that holds the cluster's namespaces."""
         return self.private / "holder.json"
 
     @property
@@ -99,10 +99,12 @@ def default_directory() -> Path:
 
 
 def make_files(path: Path, nodes: list[Node]) -> ClusterFiles:
-    """The directories of a new cluster. Refuses a directory that is somebody else's or holds something else."""
+    """Make the directories of a new cluster. Refuses a directory that belongs to another user or is not empty."""
     files = ClusterFiles(path)
     if not _PLAIN.fullmatch(str(path)):
-        raise UserError(f"Slurm can't have its files in {str(path)!r}", "choose a --dir of letters, digits and /._-")
+        raise UserError(
+            f"slurm.conf can't contain the path {str(path)!r}", "choose a --dir of letters, digits and /._-"
+        )
     if len(str(files.munge_socket)) > _LONGEST_SOCKET:
         raise UserError(f"{path} is too long for the path of a socket", "choose a shorter --dir")
     if path.exists() or path.is_symlink():
@@ -111,7 +113,7 @@ def make_files(path: Path, nodes: list[Node]) -> ClusterFiles:
     path.chmod(0o711)
     for directory in (files.private, files.logs, files.private / "state", files.private / "pid"):
         directory.mkdir(mode=0o700)
-    write_json(files.holder, {})  # from now on it is known as a cluster's, whatever happens
+    write_json(files.holder, {})  # marks the directory as a cluster's, even if the start fails
     for directory in (files.munge_socket.parent, files.spool, files.tmp, files.devices, files.homes):
         directory.mkdir()
         directory.chmod(0o755)
@@ -128,7 +130,7 @@ def _refuse_foreign(path: Path) -> None:
     if path.is_symlink() or not path.is_dir() or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise UserError(f"{path} is not a private directory of yours", "choose another --dir")
     if any(path.iterdir()):
-        raise UserError(f"{path} is not empty", "choose another --dir, or remove it if nobody needs it")
+        raise UserError(f"{path} is not empty", "choose another --dir, or remove it")
 
 
 def templates() -> Path:
@@ -150,7 +152,7 @@ def make_nodes() -> list[Node]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on. They are not held: whoever is quicker gets them."""
+    """Unused ports of 127.0.0.1. They are not reserved, so another process may take them first."""
     found: list[int] = []
     with ExitStack() as stack:
         for port in random.sample(_PORTS, len(_PORTS)):
@@ -163,7 +165,8 @@ def free_ports(count: int) -> list[int]:
                 continue
             found.append(port)
     if len(found) < count:
-        raise SiteError(f"no {count} free ports in {_PORTS.start}-{_PORTS.stop - 1}", "end what listens there")
+        what = f"fewer than {count} free ports in {_PORTS.start}-{_PORTS.stop - 1}"
+        raise SiteError(what, "end some of the processes that listen there")
     return found
 
 
@@ -189,7 +192,7 @@ def write_configuration(files: ClusterFiles, nodes: list[Node], *, accounting: b
 
 
 def make_devices(files: ClusterFiles, nodes: list[Node]) -> None:
-    """Fake GPUs: Slurm wants character devices, so each is another /dev/null."""
+    """Fake GPUs: Slurm needs character devices, so each is a copy of /dev/null."""
     null = os.stat(os.devnull).st_rdev
     for kind in {(node.gpu, node.gpus) for node in nodes if node.gpus}:
         for i in range(kind[1]):

@@ -1,7 +1,7 @@
-"""The namespaces a cluster lives in: whoever kills their holder ends every daemon and every job process in them.
+"""The namespaces of a cluster: killing their holder ends every daemon and every job process in them.
 
-Owns starting, entering and ending them. A pid namespace catches what Slurm leaves behind when its daemons are
-killed; the mount namespace gives users and paths to the cluster alone (`users.py`).
+Starts, enters and ends them. The pid namespace catches processes that Slurm leaves behind when its daemons are killed.
+The mount namespace gives the cluster its own users and paths (`users.py`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import read_json, write_json
 
-# The first process of the namespace inherits orphans; one that ignores SIGCHLD need not wait for them.
+# The first process of the namespace inherits orphans. It ignores SIGCHLD, so the kernel reaps them.
 _FIRST = ("env", "--ignore-signal=CHLD", "sleep", "infinity")
 _LIMIT_S = 30.0
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The process whose death ends the namespaces. The inode tells it from a later process with the same id."""
+    """The process whose death ends the namespaces. The inode tells it from a later process with the same pid."""
 
     pid: int
     inode: int
@@ -42,7 +42,7 @@ class Holder:
         return [*start, *change, "env", f"--chdir={directory}", *command]
 
     def end(self) -> None:
-        """Kill everything inside; returns when all of it is gone."""
+        """Kill everything inside, and wait until it is gone."""
         first = _children(self.pid)
         with suppress(ProcessLookupError):
             if self.is_alive:
@@ -52,7 +52,7 @@ class Holder:
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, os.WNOHANG)  # if it is ours
             if time.monotonic() > deadline:
-                raise SiteError(f"process {self.pid} and what it holds did not end", "see ps; a reboot ends it")
+                raise SiteError(f"process {self.pid} and its namespaces did not end", "find out why with ps, or reboot")
             time.sleep(0.01)
 
 
@@ -68,7 +68,7 @@ def start_holder(record: Path) -> Holder:
             process.kill()
             said = process.communicate()[1].strip() or "no answer"
             raise SiteError(
-                f"this machine allows no namespaces: {said}", "a container needs the capability SYS_ADMIN for them"
+                f"this machine does not allow namespaces: {said}", "a container needs the capability SYS_ADMIN"
             )
         time.sleep(0.005)
     holder = Holder(process.pid, _inode(process.pid))
@@ -77,7 +77,7 @@ def start_holder(record: Path) -> Holder:
 
 
 def read_holder(record: Path) -> Holder | None:
-    """None if there is none, or if it has ended."""
+    """The recorded holder; None if there is none, or it has ended."""
     found = read_json(record)
     holder = Holder(found["pid"], found["inode"]) if found else None
     return holder if holder and holder.is_alive else None
@@ -96,14 +96,14 @@ def _children(pid: int) -> list[int]:
 
 
 def _is_dead(pid: int) -> bool:
-    """A first process is a zombie only when every other process of its namespace is gone."""
+    """The first process becomes a zombie only after every other process of its namespace is gone."""
     with suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
     return True
 
 
 def _is_first(pid: int) -> bool:
-    """Whether this is the first process of a namespace, past the set-up of its mounts."""
+    """Is this the first process of a namespace, after it has set up its mounts?"""
     with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip() == "sleep"
     return False

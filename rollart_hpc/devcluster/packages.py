@@ -1,4 +1,4 @@
-"""Debian's packages of Slurm: installed once, after saying so."""
+"""Installs Debian's Slurm packages if they are missing, and says so first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = {
     "sbatch": "slurm-client",
     "nsenter": "util-linux",
 }
-# The core packages of MariaDB have its programs but no service: nothing is started outside the cluster.
+# The core packages of MariaDB contain no service, so nothing is started outside the cluster.
 _ACCOUNTING = {
     "slurmdbd": "slurmdbd",
     "mariadbd": "mariadb-server-core",
@@ -26,7 +26,7 @@ _ACCOUNTING = {
 }
 _LIMIT_S = 900
 _PROBE_LIMIT_S = 60
-# Daemons lie in directories that are not on every PATH.
+# The daemons are in directories that not every PATH contains.
 SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
 
@@ -35,14 +35,14 @@ def why_not() -> str:
     if os.geteuid() != 0:
         return "a development cluster needs root: it starts Slurm's daemons and makes device files"
     if _missing(accounting=False) and not shutil.which("apt-get"):
-        return "Slurm is not installed, and this is neither Debian nor Ubuntu (no apt-get) to install it"
+        return "Slurm is not installed, and without apt-get (Debian, Ubuntu) it can't be installed from here"
     if shutil.which("unshare"):
         probe = ["unshare", "--pid", "--fork", "--mount", "--mount-proc", "true"]
         done = subprocess.run(probe, capture_output=True, text=True, check=False, timeout=_PROBE_LIMIT_S)
         if done.returncode != 0:
-            return f"this machine allows no namespaces (a container needs SYS_ADMIN): {done.stderr.strip()}"
+            return f"this machine does not allow namespaces (a container needs SYS_ADMIN): {done.stderr.strip()}"
     if not _may_make_devices():
-        return "device files for fake GPUs can't be made (a container needs the capability MKNOD)"
+        return "device files for fake GPUs can't be created (a container needs the capability MKNOD)"
     return ""
 
 
@@ -80,7 +80,7 @@ def _missing(accounting: bool) -> list[str]:
 
 
 def _apt(command: list[str]) -> str:
-    """Empty if it went well, else the end of what apt said."""
+    """Returns an empty string on success, else the end of apt's output."""
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     done = subprocess.run(
         command,

@@ -1,8 +1,8 @@
 """Ordinary users of a development cluster, and the paths they must be able to reach.
 
-Both exist inside the cluster's mount namespace only: a user is a line in the cluster's own /etc/passwd, and a
-directory below one that is closed to others (an interpreter in /root) is mounted over a stand-in that lets them
-through to it and to nothing else. Nothing outside the cluster's directory is changed.
+Both exist only inside the cluster's mount namespace. A user is a line in the cluster's own /etc/passwd. A directory
+below a closed one (e.g. an interpreter in /root) is mounted below a stand-in for the closed one, through which users
+reach that directory and nothing else. Nothing outside the cluster's directory changes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class User:
 
 
 def make_users(files: ClusterFiles, names: Sequence[str], run: Run) -> list[User]:
-    """Users of the machine as they are, others for this cluster alone."""
+    """Existing users of the machine are used as they are; others are made for this cluster only."""
     taken = {entry.pw_uid for entry in pwd.getpwall()}
     free = (uid for uid in _IDS if uid not in taken)
     users, passwd, group = [], Path("/etc/passwd").read_text(), Path("/etc/group").read_text()
     for name in names:
         if not _NAME.fullmatch(name):
-            raise UserError(f"--user {name!r} is no user name", "use small letters, digits, '_' and '-'")
+            raise UserError(f"--user {name!r} is not a valid user name", "use lowercase letters, digits, '_' and '-'")
         try:
             known = pwd.getpwnam(name)
             users.append(User(name, known.pw_uid, known.pw_gid, Path(known.pw_dir)))
@@ -58,14 +58,14 @@ def make_users(files: ClusterFiles, names: Sequence[str], run: Run) -> list[User
 
 
 def python_paths() -> list[Path]:
-    """What an ordinary user must reach to run this Python with this package."""
+    """The paths that an ordinary user must reach to run this Python with this package."""
     package = Path(__file__).resolve().parents[2]
     prefixes = (Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent.parent, package)
     return list(dict.fromkeys(path.resolve() for path in prefixes))
 
 
 def expose(files: ClusterFiles, paths: Sequence[Path], run: Run) -> list[Path]:
-    """Let ordinary users of the cluster reach `paths` below directories closed to them. Returns those concerned."""
+    """Let ordinary users of the cluster reach `paths` below closed directories. Returns the paths that needed it."""
     closed = {path: gate for path in paths if (gate := closed_gate(path)) is not None}
     holding = files.private / "exposed"
     for i, path in enumerate(closed):
@@ -80,5 +80,5 @@ def expose(files: ClusterFiles, paths: Sequence[Path], run: Run) -> list[Path]:
 
 
 def closed_gate(path: Path) -> Path | None:
-    """The outermost directory above `path` that others can't pass; None if they reach it."""
+    """The outermost directory above `path` that other users can't pass; None if they can reach `path`."""
     return next((p for p in reversed(path.parents) if not p.stat().st_mode & 0o001), None)

@@ -1,6 +1,6 @@
-"""Would a run work on this cluster? Checks from here (`quick`), and from one short job with a node of every class.
+"""Would a run work on this cluster? Checks from the login node (`quick`), and in one short job with a node per class.
 
-here              submit: the job, and what came back
-component 0       job: listens as a controller would, starts one step on every component
-every component   probe: looks at its node, and dials the others
+login node        submit: submits the job and collects its results
+component 0       job: listens like a controller, starts one step on every component
+every component   probe: checks its node, and connects to the others
 """

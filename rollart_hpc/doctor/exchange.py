@@ -1,11 +1,11 @@
-"""A meeting point for probes: who is there, and when all are through. Owns its small protocol.
+"""A rendezvous for probes: they exchange addresses and wait for each other. Owns the small protocol.
 
     probe -> hub   {"token", "name", "address", "port"}     where it listens for data
-    hub -> probe   {"peers": {name: [address, port]}}       once all have called that live
-    probe -> hub   {"done": true}                           after it has dialled them
-    hub -> probe   {"bye": true}                            once all are through: nobody needs its port any more
+    hub -> probe   {"peers": {name: [address, port]}}       once all live probes have called
+    probe -> hub   {"done": true}                           after it has connected to them
+    hub -> probe   {"bye": true}                            once all are done: no probe needs its port any longer
 
-Lines of JSON. The token, from a private file, keeps strangers out; nothing secret is said.
+Messages are lines of JSON. The token, from a private file, keeps strangers out. No message is secret.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def new_token() -> str:
 
 
 def listen(address: str, ports: str = "") -> socket.socket:
-    """On a port of the range (`40000-40100`), or on any free one."""
+    """Listen on a port of the range (`40000-40100`), or on any free port."""
     low, _, high = ports.partition("-")
     for port in range(int(low), int(high) + 1) if ports else [0]:
         listener = socket.socket()
@@ -40,7 +40,8 @@ def listen(address: str, ports: str = "") -> socket.socket:
         except OSError as error:
             listener.close()
             if not ports or port == int(high):
-                raise SiteError(f"can't listen on {address} {ports}: {error.strerror}", "see network.ports") from None
+                what = f"can't listen on {address}, ports {ports or 'any'}: {error.strerror}"
+                raise SiteError(what, "set network.ports in the site file to a range with free ports") from None
             continue
         listener.listen()
         return listener
@@ -48,7 +49,7 @@ def listen(address: str, ports: str = "") -> socket.socket:
 
 
 def echo(listener: socket.socket, token: str) -> None:
-    """Answer everybody who knows the token, in a thread, until the listener is closed."""
+    """Answer every caller that knows the token, in a thread, until the listener is closed."""
 
     def serve() -> None:
         while True:
@@ -68,7 +69,7 @@ def echo(listener: socket.socket, token: str) -> None:
 
 
 def dial(address: str, port: int, token: str) -> str:
-    """Empty if the other end answered, else why not."""
+    """Connect to an echo. Returns an empty string if it answered, else the reason."""
     try:
         with socket.create_connection((address, port), timeout=DIAL_S) as link:
             link.sendall(token.encode())
@@ -78,7 +79,7 @@ def dial(address: str, port: int, token: str) -> str:
 
 
 class Caller:
-    """A line of JSON at a time."""
+    """Sends and receives one line of JSON at a time."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link, self._file = link, link.makefile("r")
@@ -101,7 +102,7 @@ class ProbeHub:
         self._callers: dict[str, Caller] = {}
 
     def gather(self, still_expected: Callable[[], set[str]]) -> None:
-        """Wait for probes as long as some are expected that have not called, then tell all who is there."""
+        """Wait until all expected probes have called, then send everyone the list of peers."""
         deadline = time.monotonic() + self._limit_s
         peers: dict[str, tuple[str, int]] = {}
         while still_expected() - peers.keys() and time.monotonic() < deadline:
@@ -120,7 +121,7 @@ class ProbeHub:
             _try(partial(caller.send, peers=peers))
 
     def part(self) -> None:
-        """Wait until all have dialled each other, let them go."""
+        """Wait until all have connected to each other, then release them."""
         for caller in self._callers.values():
             _try(caller.receive)
         for caller in self._callers.values():
@@ -129,7 +130,7 @@ class ProbeHub:
 
 
 def _try(action: Callable[[], Any]) -> None:
-    """One that is gone has its step's exit code to show for it."""
+    """Ignore a probe that is gone: the exit code of its step reports it."""
     try:
         action()
     except (OSError, ValueError):

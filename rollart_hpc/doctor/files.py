@@ -1,4 +1,4 @@
-"""The doctor's own directory on the shared file system: what its job is told, and what comes back."""
+"""The doctor's directory on the shared file system: the input of its job, and the results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Folder:
 
     @property
     def started(self) -> Path:
-        """Written by the shell of the job, before any Python."""
+        """Written by the shell of the job, before Python starts."""
         return self.path / "started"
 
     def write_site(self, site: SiteConfig) -> None:
@@ -32,7 +32,7 @@ class Folder:
         return msgspec.json.decode((self.path / "site.json").read_bytes(), type=SiteConfig)
 
     def write_secrets(self, token: str, canary: str) -> None:
-        """The token lets probes meet; the canary shows that a file is the same one on another node."""
+        """The token authenticates probes. The canary shows that another node sees the same file."""
         write_atomic(self.path / "token", token)
         write_atomic(self.path / "canary", canary)
 
@@ -46,7 +46,7 @@ class Folder:
         write_atomic(self.path / f"seen-{name}", canary)
 
     def was_seen(self, name: str, canary: str) -> bool:
-        """Whether what a node of this class wrote has arrived."""
+        """Is the file visible here that a node of this class wrote?"""
         return self._says(f"seen-{name}", canary)
 
     def _says(self, file: str, text: str) -> bool:

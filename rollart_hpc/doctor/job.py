@@ -1,6 +1,6 @@
-"""The doctor's batch job, on the first component: listens as a controller would, and asks a probe on every component.
+"""The doctor's batch job, on the first component: listens like a controller, and runs a probe on every component.
 
-`python -m rollart_hpc.doctor.job DIRECTORY CANARY CLASS...`, the classes in the order of the components.
+`python -m rollart_hpc.doctor.job DIRECTORY CANARY CLASS...`, with the classes in the order of the components.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def start_probe(
     options = site.options(name)
     probe = [options.python or sys.executable, "-P", "-m", "rollart_hpc.doctor.probe"]
     probe += [str(folder.path), canary, name, hub[0], str(hub[1])]
-    prologue = options.prologue if index else ""  # the first one's was run by the batch script
+    prologue = options.prologue if index else ""  # the batch script has run that of the first component
     step = ["srun", f"--jobid={os.environ['SLURM_JOB_ID']}", "--nodes=1", "--ntasks=1", "--cpus-per-task=1"]
     step += [
         f"--mem={MEMORY_MB}M",
@@ -43,19 +43,19 @@ def start_probe(
     scratch = f'export TMPDIR="{options.scratch}"\n' if options.scratch else ""
     shell = ["/bin/bash", "-c", f'{scratch}{prologue}\nexec "$@"', "doctor"]
     environment = clean_environment() | site.network.env
-    environment.pop("CUDA_VISIBLE_DEVICES", None)  # of the first component, wrong in all others
+    environment.pop("CUDA_VISIBLE_DEVICES", None)  # set for the first component, wrong in all others
     pipe = subprocess.PIPE
     return subprocess.Popen([*step, *shell, *probe], stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
 def collect(name: str, step: subprocess.Popen[str]) -> list[Finding]:
-    """What a probe printed, and how it ended."""
+    """The findings of a probe, with one more if it failed."""
     try:
         output, errors = step.communicate(timeout=2 * LIMIT_S)
     except subprocess.TimeoutExpired:
         step.kill()
         output, errors = step.communicate()
-        errors += "\nno answer"
+        errors += "\ntimed out"
     found = []
     for line in output.splitlines():
         try:
@@ -64,7 +64,7 @@ def collect(name: str, step: subprocess.Popen[str]) -> list[Finding]:
             errors += f"\n{line}"
     if step.returncode != 0:
         said = " / ".join(errors.strip().splitlines()[-3:]) or f"exit code {step.returncode}"
-        fix = "name an interpreter that nodes of this class can run (python), or load it (prologue), in the site file"
+        fix = "in the site file, set python to an interpreter that these nodes can run, or load one in prologue"
         found.append(fail(f"{name}: python", f"the probe did not run: {said}", fix))
     return found
 

@@ -1,4 +1,4 @@
-"""On one node of a class: what a run's processes would find there. Prints a line of JSON for every finding.
+"""Checks one node of a class for what the processes of a run need. Prints one line of JSON per finding.
 
 Runs as a step of the doctor's job: `python -m rollart_hpc.doctor.probe DIRECTORY CANARY CLASS ADDRESS PORT`.
 """
@@ -46,34 +46,35 @@ def _python(site: SiteConfig, name: str) -> Iterator[Finding]:
     check = f"{name}: python"
     yield good(check, f"{sys.executable} ({platform.python_version()}), rollart-hpc {__version__}, on {_host()}")
     if site.classes[name].gpus and importlib.util.find_spec("torch") is None:
-        fix = f"{install('train')} with it, or name another interpreter (python) or load it (prologue)"
-        yield fail(check, "it has no torch, which engines and trainers need", fix)
+        fix = f"{install('train')} with it, or set another interpreter (python) or load one (prologue)"
+        yield fail(check, "torch is not installed, but engines and trainers need it", fix)
 
 
 def shared_finding(folder: Folder, name: str, canary: str) -> Finding:
     check = f"{name}: shared file system"
     if not folder.has_canary(canary):
-        where = f"{folder.path} is not the one of the login node on {_host()}"
+        where = f"{folder.path} on {_host()} is not the directory that the login node sees"
         return fail(check, where, "set run_root to a directory that all nodes share")
     folder.mark_seen(name, canary)
-    return good(check, f"{folder.path.parent} is seen and written from {_host()}")
+    return good(check, f"{folder.path.parent} is visible and writable on {_host()}")
 
 
 def _limits(site: SiteConfig, name: str) -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     check = f"{name}: nofile"
     if soft < _FEW_FILES:
-        fix = f"`ulimit -n {min(hard, 65536)}` in the site's prologue" if hard > soft else "administrators can raise it"
-        yield warn(check, f"a process may have {soft} files open", fix)
+        add = f"add `ulimit -n {min(hard, 65536)}` to the site's prologue"
+        fix = add if hard > soft else "ask the administrators to raise it"
+        yield warn(check, f"a process may have only {soft} open files", fix)
     else:
         yield good(check, f"{soft} files")
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if memlock == resource.RLIM_INFINITY or not site.classes[name].gpus:
-        text = "unlimited" if memlock == resource.RLIM_INFINITY else f"{memlock >> 20} MB (nothing here pins memory)"
+        text = "unlimited" if memlock == resource.RLIM_INFINITY else f"{memlock >> 20} MB (no process pins memory here)"
         yield good(f"{name}: memlock", text)
     else:
-        fix = "InfiniBand needs it unlimited: administrators set it for slurmd (LimitMEMLOCK=infinity)"
-        yield warn(f"{name}: memlock", f"a process may pin {memlock >> 20} MB", fix)
+        fix = "InfiniBand needs no limit: ask the administrators to set LimitMEMLOCK=infinity for slurmd"
+        yield warn(f"{name}: memlock", f"a process may pin only {memlock >> 20} MB", fix)
 
 
 def _gpus(site: SiteConfig, name: str) -> Iterator[Finding]:
@@ -87,7 +88,8 @@ def _gpus(site: SiteConfig, name: str) -> Iterator[Finding]:
         return
     smi = shutil.which("nvidia-smi")
     if smi is None:
-        yield warn(check, f"GPU {given} was given, but there is no nvidia-smi", "fake GPUs, or no driver on this node")
+        fix = "install the driver on this node, or ignore this if its GPUs are fake"
+        yield warn(check, f"GPU {given} was given, but there is no nvidia-smi", fix)
         return
     said = subprocess.run([smi, "-L"], capture_output=True, text=True, check=False, timeout=LIMIT_S).stdout.strip()
     yield good(check, f"GPU {given}: {said.splitlines()[0] if said else 'nvidia-smi lists none'}")
@@ -95,7 +97,7 @@ def _gpus(site: SiteConfig, name: str) -> Iterator[Finding]:
 
 def _space(name: str) -> Iterator[Finding]:
     places = (
-        ("shared memory", Path("/dev/shm"), _LITTLE_SHM_GB, "weights pass through it: administrators can enlarge it"),
+        ("shared memory", Path("/dev/shm"), _LITTLE_SHM_GB, "weights need it: ask the administrators to enlarge it"),
         ("scratch", Path(os.environ.get("TMPDIR", "/tmp")), _LITTLE_SCRATCH_GB, "set scratch in the site file"),
     )
     for what, path, least_gb, fix in places:
@@ -109,21 +111,21 @@ def _space(name: str) -> Iterator[Finding]:
 
 
 def _caches(name: str) -> Iterator[Finding]:
-    """Compilers keep what they made, models were fetched beforehand: both need a place that the node sees."""
+    """Compiler caches and downloaded models: both need a directory that the node can see."""
     check = f"{name}: caches"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     place = cache if cache.is_dir() else cache.parent
     if not os.access(place, os.W_OK):
-        fix = "set XDG_CACHE_HOME to a directory of yours in the site's prologue"
-        yield warn(check, f"{cache} can't be written from here: everything is compiled again at every start", fix)
+        fix = "set XDG_CACHE_HOME to a writable directory in the site's prologue"
+        yield warn(check, f"{cache} can't be written from here: every start compiles everything again", fix)
         return
     hub = Path(os.environ.get("HF_HOME") or cache / "huggingface")
-    models = f"models are in {hub}" if hub.is_dir() else "no hub cache: let model.path name a directory"
+    models = f"models are in {hub}" if hub.is_dir() else "no hub cache, so set model.path to a directory"
     yield good(check, f"{cache} can be written; jobs download nothing; {models}")
 
 
 def meet_others(site: SiteConfig, name: str, token: str, hub: tuple[str, int]) -> Iterator[Finding]:
-    """The control port, then the data interface of every other class."""
+    """Check the control port, then the data interface of every other class."""
     address, listener = "", socket.socket()
     try:
         interface = site.network.data or site.network.control
@@ -137,16 +139,16 @@ def meet_others(site: SiteConfig, name: str, token: str, hub: tuple[str, int]) -
         try:
             caller = Caller(socket.create_connection(hub, timeout=LIMIT_S))
         except OSError as error:
-            fix = "let network.control name an interface that reaches it, or open network.ports in the firewall"
+            fix = "set network.control to an interface that reaches it, or open network.ports in the firewall"
             yield fail(f"{name}: control port", f"{hub[0]}:{hub[1]} can't be reached: {error.strerror or error}", fix)
             return
-        yield good(f"{name}: control port", f"{hub[0]}:{hub[1]} is reached")
+        yield good(f"{name}: control port", f"{hub[0]}:{hub[1]} can be reached")
         caller.send(token=token, name=name, address=address, port=listener.getsockname()[1] if address else 0)
         peers = caller.receive().get("peers", {})
         for peer, (where, port) in peers.items():
             reason = dial(where, port, token) if where and peer != name else ""
             if reason:
-                fix = "let network.data name an interface that reaches it, or open ports between the nodes"
+                fix = "set network.data to an interface that reaches it, or open ports between the nodes"
                 yield fail(f"{name}: data interface", f"{peer} at {where} can't be reached: {reason}", fix)
         caller.send(done=True)
         caller.receive()  # bye
@@ -156,7 +158,7 @@ def meet_others(site: SiteConfig, name: str, token: str, hub: tuple[str, int]) -
 def loopback_finding(check: str, key: str, interface: str, address: str) -> Finding:
     if address.startswith("127.") and not interface.startswith(_LOOPBACK):
         return fail(check, f"the address is {address}: other nodes can't reach it", f"set {key} in the site file")
-    return good(check, f"{address} ({interface or 'of the host name'})")
+    return good(check, f"{address} ({interface or 'address of the host name'})")
 
 
 def _host() -> str:

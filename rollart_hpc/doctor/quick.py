@@ -1,4 +1,4 @@
-"""What can be known without a job: commands, munge, partitions, scheduler, limits, disk. Owns these checks."""
+"""Checks that need no job: commands, munge, partitions, scheduler, limits, disk."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rollart_hpc.launch.slurm.inventory import read_inventory
 from rollart_hpc.launch.slurm.limits import Limits
 
 COMMANDS = ("sbatch", "srun", "salloc", "squeue", "sinfo", "scontrol", "scancel")
-_LATE_S = 60  # a heterogeneous job that starts so much later than it could is worth a word
+_LATE_S = 60  # warn if the scheduler may delay a heterogeneous job by more than this
 _DEFAULT_INTERVAL_S = 30
 _LITTLE_GB = 10.0
 _QUOTA_TEST_BYTES = 4 * 1024 * 1024
 
 
 def quick_findings(site: SiteConfig, run_root: Path, slurm: Slurm) -> list[Finding]:
-    """Everything; a failure that leaves nothing to ask ends the list."""
+    """All findings. If Slurm can't be reached, the list ends there."""
     found = list(readiness(site, run_root, slurm))
     if has_failed(found):
         return found
@@ -37,11 +37,13 @@ def quick_findings(site: SiteConfig, run_root: Path, slurm: Slurm) -> list[Findi
 
 
 def need_readiness(site: SiteConfig, run_root: Path, slurm: Slurm) -> None:
-    """Before a submission: what would let any run fail, as one error. A second or less."""
+    """Raises one error with everything that would make any run fail. Called before a submission; must be quick."""
     failed = [one for one in readiness(site, run_root, slurm) if one.level == "fail"]
     if failed:
         listed = "\n".join(f"  - {one.check}: {one.what}; {one.fix}" for one in failed)
-        raise SiteError(f"no run can be submitted from here:\n{listed}", "correct this, see also: rollart-hpc doctor")
+        raise SiteError(
+            f"no run can be submitted from here:\n{listed}", "correct this; rollart-hpc doctor checks it again"
+        )
 
 
 def readiness(site: SiteConfig, run_root: Path, slurm: Slurm) -> Iterator[Finding]:
@@ -54,7 +56,7 @@ def readiness(site: SiteConfig, run_root: Path, slurm: Slurm) -> Iterator[Findin
         settings = slurm.settings()
     except SlurmError as error:
         yield from _munge(slurm, {})
-        yield fail("slurmctld", error.what, error.fix or "see whether it is up: scontrol ping")
+        yield fail("slurmctld", error.what, error.fix or "check that it is up: scontrol ping")
         return
     yield good("commands", f"Slurm {settings.get('SLURM_VERSION', '')}")
     yield good("slurmctld", f"cluster {settings.get('ClusterName', '')} answers")
@@ -68,34 +70,34 @@ def _munge(slurm: Slurm, settings: dict[str, str]) -> Iterator[Finding]:
         yield note("munge", f"not used: AuthType={settings['AuthType']}")
         return
     if not is_installed("munge"):
-        yield note("munge", "no munge command here; Slurm's own answers show whether it works")
+        yield note("munge", "there is no munge command here; that Slurm answers shows that it works")
         return
     found = re.search(r"socket=([^,\s]+)", settings.get("AuthInfo", ""))
     socket = [f"--socket={found[1]}"] if found else []
     made = slurm.ask("munge", "--no-input", *socket)
     read = slurm.ask("unmunge", *socket, stdin=made.stdout) if made.code == 0 else made
     if read.code == 0:
-        yield good("munge", "a credential was made and read here")
+        yield good("munge", "a credential was encoded and decoded here")
     else:
         said = read.stderr.strip() or "no message"
-        yield fail("munge", said, "munged must run on this host with the cluster's key: tell the administrators")
+        yield fail("munge", said, "ask the administrators to run munged on this host with the cluster's key")
 
 
 def _scheduler(site: SiteConfig, settings: dict[str, str]) -> Iterator[Finding]:
-    """Heterogeneous jobs are started by the backfill scheduler alone."""
+    """Only the backfill scheduler starts heterogeneous jobs."""
     if len({site.serving(need) for need in ("cpu", "compute", "bandwidth")}) == 1:
-        yield good("backfill", "one class serves everything: ordinary jobs")
+        yield good("backfill", "not needed: one class serves everything, so jobs are ordinary")
         return
     kind = settings.get("SchedulerType", "")
     if kind != "sched/backfill":
-        fix = "only SchedulerType=sched/backfill starts heterogeneous jobs; let one class serve every need (serves)"
+        fix = "heterogeneous jobs need SchedulerType=sched/backfill; or have one class serve every need (serves)"
         yield fail("backfill", f"SchedulerType={kind}", fix)
         return
     found = re.search(r"bf_interval=(\d+)", settings.get("SchedulerParameters", ""))
     interval_s = int(found[1]) if found else _DEFAULT_INTERVAL_S
-    text = f"bf_interval is {interval_s} s: a heterogeneous job starts up to that much later than it could"
+    text = f"bf_interval is {interval_s} s: a heterogeneous job may start up to that much later than it could"
     if interval_s > _LATE_S:
-        yield warn("backfill", text, "administrators can lower it; nothing is wrong with your run meanwhile")
+        yield warn("backfill", text, "be patient with pending jobs, or ask the administrators to lower it")
     else:
         yield good("backfill", text)
 
@@ -119,8 +121,8 @@ def _limits(slurm: Slurm, settings: dict[str, str]) -> Iterator[Finding]:
 
 
 def _disk(run_root: Path) -> Iterator[Finding]:
-    """Free space is the file system's, a quota the user's: only writing tells about the second."""
-    place = next(path for path in (run_root, *run_root.parents) if os.path.exists(path))  # nothing is made
+    """Free space is known to the file system. A quota shows only when a file is written."""
+    place = next(path for path in (run_root, *run_root.parents) if os.path.exists(path))  # creates nothing
     test = place / f".doctor-{secrets.token_hex(4)}"
     try:
         with disk_errors(run_root), open(test, "wb") as file:
@@ -134,7 +136,7 @@ def _disk(run_root: Path) -> Iterator[Finding]:
         with suppress(OSError):
             test.unlink()
     free_gb = shutil.disk_usage(place).free / 1e9
-    text = f"{run_root} takes files; {free_gb:.0f} GB free"
+    text = f"{run_root} is writable; {free_gb:.0f} GB free"
     if free_gb < _LITTLE_GB:
         yield warn("disk", text, "checkpoints may not fit: free some space, or set run_root in the site file")
     else:

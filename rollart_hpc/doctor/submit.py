@@ -1,4 +1,4 @@
-"""The doctor's job, seen from the login node: one component for every class, submitted, waited for, cleared away."""
+"""The doctor's job, from the login node: submits one component per class, waits for it and cleans up."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from rollart_hpc.launch.slurm.script import free_options, setup_lines
 
 MEMORY_MB = 1000
 MINUTES = 5
-_ARRIVES_S = 20.0  # what a node wrote is seen here so much later at most
+_ARRIVES_S = 20.0  # maximum delay until a file that a node wrote is visible here
 _POLL_S, _LONGEST_POLL_S = 1.0, 10.0
 
 Say = Callable[[str], None]
 
 
 def class_order(site: SiteConfig) -> list[str]:
-    """The class of the controller first, as in a run."""
+    """The controller's class is first, as in a run."""
     return list(dict.fromkeys([site.serving(CPU), *site.classes]))
 
 
 def ask_nodes(site: SiteConfig, run_root: Path, slurm: Slurm, wait_s: float, say: Say) -> list[Finding]:
-    """One job with a node of every class. Nothing is left behind."""
+    """Run one job with a node of every class. Leaves nothing behind."""
     names = class_order(site)
     folder = Folder(make_directory(run_root / f".doctor-{secrets.token_hex(4)}"))
     canary = secrets.token_hex(8)
@@ -44,7 +44,7 @@ def ask_nodes(site: SiteConfig, run_root: Path, slurm: Slurm, wait_s: float, say
         folder.write_secrets(new_token(), canary)
         write_atomic(folder.path / "job.sh", script(folder, site, names, canary))
         shown = ", ".join(f"{name} ({site.classes[name].partition})" for name in names)
-        say(f"submitting one job of {MINUTES} min at most, with one node of: {shown}")
+        say(f"submitting one job (limit {MINUTES} min) with one node of each class: {shown}")
         job_id = _submit(folder, site, names, slurm)
         if isinstance(job_id, Finding):
             return [job_id]
@@ -72,7 +72,7 @@ def script(folder: Folder, site: SiteConfig, names: list[str], canary: str) -> s
 
 
 def components(folder: Folder, site: SiteConfig, names: list[str]) -> Iterator[str]:
-    """Arguments of sbatch; every option for every component."""
+    """sbatch arguments, with every option for every component."""
     for index, name in enumerate(names):
         options = site.options(name)
         chosen: dict[str, str] = {
@@ -90,7 +90,7 @@ def components(folder: Folder, site: SiteConfig, names: list[str]) -> Iterator[s
 
 
 def gres(site: SiteConfig, name: str) -> str:
-    """One GPU, where there are some."""
+    """One GPU if the class has GPUs."""
     own = site.classes[name]
     return ":".join(["gpu", *([own.gres] if own.gres else []), "1"]) if own.gpus else ""
 
@@ -99,37 +99,37 @@ def _submit(folder: Folder, site: SiteConfig, names: list[str], slurm: Slurm) ->
     try:
         said = slurm.run("sbatch", "--parsable", *components(folder, site, names), str(folder.path / "job.sh"))
     except SlurmError as error:
-        fix = "set account, qos or constraint in the site file as the cluster wants them (rollart-hpc site check)"
+        fix = "set the account, qos or constraint that the cluster requires in the site file (rollart-hpc site check)"
         return fail("job", error.what, error.fix or fix)
     return said.strip().split(";")[0]
 
 
 def _wait(slurm: Slurm, job_id: str, wait_s: float, say: Say) -> Finding | None:
-    """Until it has ended; a job that does not start is cancelled, with Slurm's reason."""
+    """Wait until the job has ended. Returns a finding with Slurm's reason if it does not start or end in time."""
     deadline, pause_s = time.monotonic() + wait_s, _POLL_S
     told = False
     while True:
         try:
             rows = _rows(slurm, job_id)
-        except SlurmError as error:  # nobody answers: that says nothing about the job
+        except SlurmError as error:  # no answer says nothing about the job
             reasons = error.what
         else:
             if all(row["state"] in OVER for row in rows):
                 return None
             waiting = [row for row in rows if row["state"] == "PENDING"]
-            reasons = ", ".join(f"{row['partition']}: {row['reason']}" for row in waiting) or "it runs on and on"
+            reasons = ", ".join(f"{row['partition']}: {row['reason']}" for row in waiting) or "it is still running"
             if not waiting and not told:
-                say(f"job {job_id} runs")
+                say(f"job {job_id} is running")
                 told, deadline, pause_s = True, time.monotonic() + MINUTES * 60 + 60, _POLL_S
         if time.monotonic() > deadline:
             fix = "the nodes may be busy: try again later, wait longer (--wait-minutes), or see squeue --start"
-            return fail("job", f"did not get through within its time: {reasons}", fix)
+            return fail("job", f"timed out: {reasons}", fix)
         time.sleep(pause_s)
         pause_s = min(_LONGEST_POLL_S, 1.5 * pause_s)
 
 
 def _rows(slurm: Slurm, job_id: str) -> list[dict[str, str]]:
-    """Of its components; none if Slurm has forgotten the job."""
+    """One row per component; none if Slurm no longer knows the job."""
     fields = {"state": "%T", "reason": "%r", "partition": "%P"}
     try:
         return slurm.table("squeue", fields, "--jobs", job_id, "--states=all")
@@ -153,20 +153,22 @@ def _results(folder: Folder, names: list[str], canary: str) -> Iterator[Finding]
         written = any(one.check == f"{name}: shared file system" and one.level == "ok" for one in found)
         if written and not folder.was_seen(name, canary):
             fix = "set run_root to a directory that all nodes share"
-            yield fail(f"{name}: shared file system", f"what a node wrote to {folder.path} is not here", fix)
+            yield fail(
+                f"{name}: shared file system", f"a file that a node wrote to {folder.path} is not visible here", fix
+            )
 
 
 def _nothing(folder: Folder) -> Finding:
-    """The job ended without a result: why?"""
+    """Why the job ended without a result."""
     if not folder.started.exists() and not folder.log.exists():
         return fail(
             "shared file system",
-            f"the job ran, but nothing it wrote to {folder.path} is here",
+            f"the job ran, but its files in {folder.path} are not visible here",
             "set run_root in the site file to a directory that this host and all nodes share",
         )
     try:
         said = " / ".join(folder.log.read_text(errors="replace").strip().splitlines()[-3:])
     except OSError as error:
         raise SiteError(f"can't read {folder.log}: {error.strerror}") from None
-    fix = "name an interpreter that the nodes can run (python), or load it (prologue), in the site file"
+    fix = "in the site file, set python to an interpreter that the nodes can run, or load one in prologue"
     return fail("python", f"rollart-hpc did not start on a node: {said or 'no message'}", fix)

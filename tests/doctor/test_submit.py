@@ -36,7 +36,7 @@ def test_a_squeue_that_fails_says_nothing_about_the_job(squeue) -> None:
     squeue(row("PENDING"), SILENT, row("RUNNING"), SILENT, row("COMPLETED"), "echo asked too often >&2; exit 7")
     said: list[str] = []
     assert submit._wait(Slurm(), "12", 60, said.append) is None
-    assert said == ["job 12 runs"]
+    assert said == ["job 12 is running"]
 
 
 def test_a_job_that_slurm_has_forgotten_is_over(squeue) -> None:

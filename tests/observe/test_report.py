@@ -59,7 +59,7 @@ def test_report_of_a_whole_run(tmp_path: Path) -> None:
     html, text = read(write_report(tmp_path))
     for expected in (
         *("quickstart", "finished", "40 / 40", "0.09 → 0.88", "frozenlake", "countdown", "surplus", "engine_lost"),
-        "compute: at most 49% of its KV in use",
+        "compute: up to 49% of its KV in use",
         *("engine-compute-0", "99.1%", "Staleness of trained", "grad_norm", "worker lost", "1 bad_key", "43%", "±"),
     ):
         assert expected in text, expected

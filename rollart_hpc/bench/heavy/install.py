@@ -1,9 +1,9 @@
-"""How long an install holds generation up, against a memcpy of the same bytes. Only `bench weights` uses it.
+"""Measures how long an install blocks generation, compared with a memcpy of the same bytes. For `bench weights` only.
 
     python -m rollart_hpc.bench.heavy.install MODEL_DIR PAIRS
 
-Makes a random Qwen3 of about 90 MB, lets the torch engine decode 8 requests of 128 tokens and installs in mid-request.
-The KV rebuild is the first step after it; it is there on both sides. Prints a line of JSON.
+Makes a random Qwen3 of about 90 MB, has the torch engine decode 8 requests of 128 tokens, and installs weights in the
+middle of them. The KV rebuild is the first step after that; it counts on both sides. Prints a line of JSON.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main(directory: str, pairs: str) -> None:
     rows: list[tuple[float, float, float]] = []
     for number in range(int(pairs) + 1):
         stored = store.open(WeightsId(1, 0))
-        stored.verify()  # as `engines.install` does, beside generation
+        stored.verify()  # as `engines.install` does, in parallel with generation
         rows.append((_memcpy_s(stored, memory), *_install_s(engine, stored, number)))
     _tell(rows[1:], sum(tensor.numel() * tensor.element_size() for _, tensor in named))
 

@@ -1,4 +1,4 @@
-"""transformers driven directly: `generate` over one batch, none of our code. Only `bench engine` uses it."""
+"""transformers used directly: `generate` on one batch, without our code. For `bench engine` only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RawTorch:
 
     @torch.inference_mode()
     def seconds(self, prompts: Sequence[Sequence[int]], num_new_tokens: int) -> float:
-        """How long it takes to answer them all at once, sampling with log-probs of what was sampled."""
+        """Seconds to answer all prompts in one batch, sampling and returning log-probs of the sampled tokens."""
         start_s = time.monotonic()
         ids = torch.tensor(prompts)
         done = self._model.generate(

@@ -1,7 +1,7 @@
-"""A bare torch training loop, to measure the trainer against. Owns nothing that trains a run.
+"""A bare torch training loop to compare the trainer with. No run uses it.
 
-Forward, clipped loss, backward, clipping and AdamW on micro-batches that are packed already, with the same attention:
-what is left out is everything else (advantages, packing, metrics, digests).
+Forward, clipped loss, backward, clipping and AdamW on micro-batches that are already packed, with the same attention.
+Everything else is left out (advantages, packing, metrics, digests).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rollart_hpc.types import TrainGroup
 
 
 def make_model(directory: Path) -> None:
-    """Random weights, big enough that matrices take most of the time."""
+    """A model with random weights, large enough that matrix products take most of the time."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=4096, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4,
@@ -33,7 +33,7 @@ def make_model(directory: Path) -> None:
 
 
 class Ours:
-    """The trainer as a run uses it: from groups to a committed step."""
+    """The trainer as in a run: from groups to a committed step."""
 
     def __init__(self, config: RunConfig, model_dir: Path) -> None:
         set_up_cpu(config.trainer.threads)
@@ -73,11 +73,11 @@ class Raw:
         norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._config.trainer.grad_clip)
         self._optimizer.step()
         self._optimizer.zero_grad()
-        norm.item()  # a GPU is done by then
+        norm.item()  # waits for a GPU
         return time.monotonic() - start_s
 
     def _packed(self, groups: list[TrainGroup]) -> list[MicroBatch]:
-        """The micro-batches that the trainer makes of them."""
+        """The micro-batches that the trainer would make of these groups."""
         algorithms.assign_advantages(groups, self._config.algorithm)
         samples = [sample for group in groups for sample in group.samples]
         slots = self._planner.plan([len(s.record) for s in samples])

@@ -1,6 +1,6 @@
-"""vLLM driven directly, as its users drive it: AsyncLLM with the same model, requests and log-probs, none of our code.
+"""vLLM used directly: AsyncLLM with the same model, requests and log-probs, without our code.
 
-Only `bench engine` uses it, to say what our contract, service and bookkeeping cost.
+For `bench engine` only, to measure the cost of our contract, service and bookkeeping.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RawVllm:
         self._llm: Any = self._loop.run_until_complete(_started(AsyncLLM, args))
 
     def seconds(self, prompts: Sequence[Sequence[int]], num_new_tokens: int) -> float:
-        """How long it takes to answer them all at once."""
+        """Seconds to answer all prompts at once."""
         start_s = time.monotonic()
         self._loop.run_until_complete(self._answer_all(prompts, num_new_tokens))
         return time.monotonic() - start_s
@@ -53,5 +53,5 @@ class RawVllm:
 
 
 async def _started(kind: Any, args: Any) -> Any:
-    """Inside the loop: AsyncLLM starts its output task where it is made."""
+    """Must run inside the event loop, where AsyncLLM starts its output task."""
     return kind.from_engine_args(args)

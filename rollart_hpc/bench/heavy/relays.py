@@ -1,10 +1,10 @@
-"""Transfers between two relays against the bare collective, on the same bytes. Owns the measurement of one rank.
+"""Compares transfers between two relays with the bare collective, on the same bytes. Measures one rank.
 
     python -m rollart_hpc.bench.heavy.relays DIRECTORY TOTAL_BYTES BUCKET_BYTES PAIRS [RANK]
 
-Two processes run it: with a RANK over gloo, without one as the ranks of an MPI world. Rank 0 holds the weights, and
-prints a line of JSON with the seconds of every pair. Forming the group is left out on both sides, and so are the first
-versions: from the fourth on a relay receives into the memory of one that it pruned, as in a run.
+Two processes run it: with a RANK over gloo, without one as the ranks of an MPI world. Rank 0 has the weights, and
+prints a line of JSON with the seconds of every pair. The time to form the group does not count on either side. Neither
+do the first versions: from the fourth version on, a relay reuses the memory of a pruned version, as in a run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rollart_hpc.wire.messages import Adopt, Held, Message, TransferJoin, Transf
 
 HOST = "127.0.0.1"
 DEADLINE_S = 120.0
-FRESH_VERSIONS = 3  # two that stay, and one that comes before the first of them is pruned
+FRESH_VERSIONS = 3  # two versions are kept, and the third arrives before the first is pruned
 TENSOR_BYTES = 8 << 20
 M = TypeVar("M", bound=Message)
 
@@ -49,7 +49,7 @@ class Bench:
         self._buffer = torch.zeros(total, dtype=torch.uint8)
 
     def ours(self) -> float:
-        """A new version, from the offer's first byte until the target holds all of it, verified."""
+        """Seconds to transfer a new version, from the first byte of the offer until the target has verified it."""
         self._epoch += 1
         self._version += 1
         weights_id = WeightsId(1, self._version)
@@ -63,14 +63,14 @@ class Bench:
         return self._hear(Held).seconds
 
     def _write(self, weights_id: WeightsId) -> None:
-        """As a trainer on the source's node; its relay verifies it."""
+        """Write like a trainer on the source's node; the relay verifies it."""
         tensor = torch.full((TENSOR_BYTES // 4,), float(weights_id.version))
         self.store.write(weights_id, ((f"t{i}", tensor) for i in range(self.total // TENSOR_BYTES)), self.bucket)
         self._relay.handle(Adopt(*weights_id))
         self._hear(Held)
 
     def raw(self) -> float:
-        """The same bytes, in pieces of the same size, between memory that is there already."""
+        """Seconds to send the same bytes, in buckets of the same size, between memory that is already allocated."""
         self._epoch += 1
         with self._group() as group:
             group.barrier()
@@ -81,7 +81,7 @@ class Bench:
             return time.monotonic() - start_s
 
     def checksum(self) -> float:
-        """One pass over the bytes: time of the CPU, so that it can't be more than it takes of a transfer."""
+        """CPU seconds of one checksum pass over the bytes. CPU time, so that waiting does not count."""
         start_s = time.thread_time()
         xxhash.xxh3_64_hexdigest(raw_bytes(self._buffer))
         return time.thread_time() - start_s

@@ -136,7 +136,7 @@ class Job:
             if proc.role in kinds:
                 place.warm_up(proc, kinds[proc.role], role_environment(proc, config))
 
-    # --- what is written down --------------------------------------------------------------------
+    # --- records ---------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         if not self._may_go_on():

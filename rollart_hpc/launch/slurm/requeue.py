@@ -43,7 +43,7 @@ def requeue(slurm: Slurm, leader: int, exclude: Iterable[str] | None, say: Calla
 
 def time_to_leave_s(slurm: Slurm, allocation: Allocation) -> float:
     """Seconds after SIGTERM at which processes must start to leave, because a cancelled job is killed KillWait after
-    SIGTERM. Infinite if the job goes on, is requeued (then a checkpoint is worth more), or Slurm does not answer.
+    SIGTERM. Infinite if the job keeps running, is requeued (a checkpoint is worth more), or Slurm does not answer.
     """
     with suppress(SlurmError):
         parts = slurm.records("show", "job", str(allocation.leader))
