@@ -171,6 +171,15 @@ def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     engine.add_argument("--new", type=int, default=64, help="tokens per answer")
     engine.add_argument("--pairs", type=int, default=5, help="interleaved pairs; the median is reported")
     engine.add_argument("--json", action="store_true", help="JSON output")
+    packing = _add(
+        kinds, "packing", "rollart_hpc.cli.bench:packing", "plan the trainer's micro-batches, streamed and at once"
+    )
+    packing.add_argument("--ranks", type=int, nargs="+", default=[1, 8, 32, 64, 128, 512], help="trainer ranks")
+    packing.add_argument("--groups", type=int, default=64, help="groups per batch")
+    packing.add_argument("--group-size", type=int, default=8, help="samples per group")
+    packing.add_argument("--microbatch", type=int, default=32768, help="maximum tokens per packed micro-batch")
+    packing.add_argument("--longest", type=int, default=32768, help="maximum tokens per sample")
+    packing.add_argument("--json", action="store_true", help="JSON output")
     trainer = _add(kinds, "trainer", "rollart_hpc.cli.bench:trainer", "compare the fsdp trainer with a bare torch loop")
     trainer.add_argument("--model", type=Path, help="Hugging Face directory; default: a small one with random weights")
     trainer.add_argument("--samples", type=int, default=16, help="samples per batch, in groups of 4")

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from rollart_hpc.trainers.planning import Planner, Slot, bins_in_order, in_slots
 
 _GOAL = 95  # percent of the whole batch's efficiency that what is trained early must leave within reach
-_EVEN = 90  # percent of a slot's time that its ranks work on average
-_FULL = 90  # percent of the token budget
+_EVEN = 95  # percent of a slot's time that its ranks must work on average to train it early
+_FULL = 90  # percent of the token budget that fill a slot
 
 _SLOTS_PER_STAGE = 20  # a pipeline fills and drains once per call, which costs a slot per stage beyond the first
 
@@ -62,29 +62,31 @@ class Balanced(Waiting):
     """Micro-batches of any samples.
 
     A slot is a candidate if it is even and nothing that waits would still fit in. It is trained unless that could be
-    regretted: if the batch ended here, or with one more sample of the greatest length, the step must take no longer
-    than the plan of the whole batch would, up to `_GOAL`. The long sample stands for the worst that can come: it keeps
-    one rank busy, and the others have work meanwhile only if enough was kept.
+    regretted: however the batch ends, the step must take no longer than the plan of the whole batch, up to `_GOAL`.
+    A few ends stand for all (`_ends`). Long samples are the worst that can come: the other ranks have work beside them
+    only if enough was kept.
     """
 
     def __init__(self, planner: Planner, *, longest: int, num_stages: int = 1) -> None:
         super().__init__(planner, num_stages)
         self._longest = longest
+        self._newest: Sequence[int] = ()  # the group that came last
         self._waiting: list[int] = []
 
     def add(self, lengths: Sequence[int]) -> None:
         self._waiting += range(len(self._lengths), len(self._lengths) + len(lengths))
         self._lengths += lengths
+        self._newest = lengths
 
     def ready(self) -> list[Slot]:
-        slots = self._candidates()
-        fates = [[], [self._longest]] if self._planner.ranks > 1 else []
-        wholes = [self._time([*self._lengths, *fate]) for fate in fates] if slots else []
-        while len(slots) >= self._least_slots:
-            if not any(self._regrets(slots, fate, whole) for fate, whole in zip(fates, wholes)):
-                return self._take(slots)
-            slots = slots[: len(slots) // 2 if len(slots) > 4 else -1]  # the cheap samples of the last ones are kept
-        return []
+        slots = self._candidates() if self._has_begun() else []
+        for end in self._ends() if slots else []:
+            whole = self._time([*self._lengths, *end])
+            while slots and self._regrets(slots, end, whole):
+                slots = slots[: len(slots) // 2 if len(slots) > 4 else -1]  # what is cheap in the last ones is kept
+            if len(slots) < self._least_slots:
+                return []
+        return self._take(slots) if len(slots) >= self._least_slots else []
 
     def rest(self) -> list[Slot]:
         return self._take(self._plan())
@@ -92,6 +94,11 @@ class Balanced(Waiting):
     def _plan(self) -> list[Slot]:
         slots = self._planner.plan([self._lengths[i] for i in self._waiting])
         return [[[self._waiting[i] for i in members] for members in slot] for slot in slots]
+
+    def _has_begun(self) -> bool:
+        """The batch takes longer than its longest sample alone could, or there is one rank and nothing to balance."""
+        work = sum(self._planner.cost(length) for length in self._lengths)
+        return self._planner.ranks == 1 or work >= self._planner.ranks * self._planner.cost(self._longest)
 
     def _candidates(self) -> list[Slot]:
         slots = self._plan()
@@ -105,10 +112,18 @@ class Balanced(Waiting):
         num_tokens = sum(self._lengths[i] for members in slot for i in members)
         return 100 * num_tokens >= _FULL * self._planner.ranks * self._planner.budget
 
-    def _regrets(self, slots: list[Slot], fate: list[int], whole: int) -> bool:
+    def _ends(self) -> list[list[int]]:
+        """Lengths that may still come. One rank alone always has work and regrets nothing."""
+        longest, ranks = self._longest, self._planner.ranks
+        if ranks == 1:
+            return []
+        half = longest // 2 + 1
+        return [[longest, *self._newest], [longest], [longest, half], [longest] * (ranks // 2), [*self._newest]]
+
+    def _regrets(self, slots: list[Slot], end: list[int], whole: int) -> bool:
         chosen = _samples(slots)
         left = [self._lengths[i] for i in self._waiting if i not in chosen]
-        time = self._critical + self._planner.critical(slots, self._lengths) + self._time([*left, *fate])
+        time = self._critical + self._planner.critical(slots, self._lengths) + self._time([*left, *end])
         return _GOAL * time > 100 * whole
 
     def _time(self, lengths: Sequence[int]) -> int:

@@ -77,6 +77,11 @@ def make_groups(
     return groups
 
 
+def learned(metrics: dict[str, float]) -> dict[str, float]:
+    """Without what depends on how the samples were packed."""
+    return {name: value for name, value in metrics.items() if name not in ("packing_efficiency", "micro_batches")}
+
+
 class PlainTrainer:
     def __init__(self, config: RunConfig, model_dir: Path) -> None:
         self.config = config

@@ -13,9 +13,9 @@ import torch
 
 from rollart_hpc.errors import SiteError
 from rollart_hpc.observe.trace import Tracer
-from rollart_hpc.trainers.chunks import groups_of
+from rollart_hpc.trainers.chunks import Inbox, groups_of
 from rollart_hpc.trainers.contract import StepResult
-from rollart_hpc.trainers.service import Leader
+from rollart_hpc.trainers.service import Follower, Leader
 from rollart_hpc.trainers.world import World
 from rollart_hpc.types import Frame, TokenRecord, TrainGroup, WeightsId
 from rollart_hpc.wire.link import LinkClosed
@@ -25,6 +25,7 @@ from rollart_hpc.wire.messages import (
     ChunkItem,
     Committed,
     Message,
+    PublishAgain,
     Published,
     Save,
     Saved,
@@ -32,6 +33,9 @@ from rollart_hpc.wire.messages import (
     TransferOffer,
     WhoAreYou,
 )
+
+LATER = None  # in a script: nothing else is here yet, the trainer goes on with what it has
+Item = tuple[Message, list[Frame]] | Message | None
 
 
 def make_chunk(step: int, index: int, last: bool, groups: tuple[int, ...] = (0,)) -> tuple[Chunk, list[Frame]]:
@@ -52,13 +56,15 @@ class FakeTrainer:
         self.digest = "d4"
         self.deeds: list[Any] = []
 
-    def accumulate(self, groups: list[TrainGroup], *, last: bool) -> None:
+    def accumulate(self, groups: list[TrainGroup], *, last: bool = False) -> None:
         self.deeds.append([group.group for group in groups])
+        self.was_last = last
 
     def discard(self) -> None:
         self.deeds.append("discard")
 
     def step(self) -> StepResult:
+        assert self.was_last, "the trainer was told that nothing more comes"
         self.deeds.append("step")
         self.version += 1
         parent, self.digest = self.digest, f"d{self.version}"
@@ -90,18 +96,22 @@ class FakePublisher:
 
 
 class FakeLink:
+    """Messages are here at once, up to a LATER in the script; the last one is Stop."""
+
     clock_offset_s = 0.0
 
-    def __init__(self, *script: tuple[Message, list[Frame]] | Message, at_once: bool = False) -> None:
-        self.at_once = at_once  # all of it has arrived before the first is read
+    def __init__(self, *script: Item) -> None:
         self.script = deque((item, []) if isinstance(item, Message) else item for item in script)
         self.sent: list[Message] = []
         self.num_updates = 0
 
     def recv(self, timeout_s: float | None = None) -> tuple[Message, list[Frame]] | None:
-        if timeout_s is not None and not (self.at_once and self.script):
-            return None
-        return self.script.popleft() if self.script else (Stop("over"), [])
+        if timeout_s is None:
+            while self.script and self.script[0] is LATER:
+                self.script.popleft()
+            return self.script.popleft() if self.script else (Stop("over"), [])
+        assert timeout_s == 0.0, "the trainer looks, it does not wait"
+        return self.script.popleft() if self.script else None
 
     def send(self, message: Message) -> None:
         self.sent.append(message)
@@ -112,10 +122,8 @@ class FakeLink:
         self.num_updates += 1
 
 
-def run(
-    *script: tuple[Message, list[Frame]] | Message, at_once: bool = False
-) -> tuple[FakeTrainer, FakePublisher, list[Message]]:
-    trainer, publisher, link = FakeTrainer(), FakePublisher(), FakeLink(*script, at_once=at_once)
+def run(*script: Item) -> tuple[FakeTrainer, FakePublisher, list[Message]]:
+    trainer, publisher, link = FakeTrainer(), FakePublisher(), FakeLink(*script)
     world, version = World(0, 1, torch.device("cpu")), trainer.version
     Leader(trainer, world, link, publisher, Tracer(None, "t"), attempt=2).run()  # type: ignore[arg-type]
     assert link.num_updates == trainer.version - version
@@ -135,7 +143,7 @@ def test_it_publishes_what_it_starts_with_and_asks_for_a_batch() -> None:
 
 
 def test_a_step_is_committed_before_it_is_published() -> None:
-    trainer, publisher, sent = run(make_chunk(4, 0, False, (0, 1)), make_chunk(4, 1, True, (2,)))
+    trainer, publisher, sent = run(make_chunk(4, 0, False, (0, 1)), LATER, make_chunk(4, 1, True, (2,)))
     assert trainer.deeds == [[0, 1], [2], "step"]
     assert kinds(sent) == ["Published", "BatchWanted", "Committed", "Published", "BatchWanted"]
     committed = sent[2]
@@ -147,41 +155,11 @@ def test_a_step_is_committed_before_it_is_published() -> None:
     assert sent[-1] == BatchWanted(5)
 
 
-def test_chunks_that_came_while_the_trainer_was_busy_are_trained_as_one() -> None:
-    script = make_chunk(4, 0, False, (0, 1)), make_chunk(4, 1, False, (2,)), make_chunk(4, 2, True, (3,))
-    trainer, _, sent = run(*script, at_once=True)
-    assert trainer.deeds == [[0, 1, 2, 3], "step"]
-    assert kinds(sent).count("Committed") == 1
-
-
-def test_a_batch_that_begins_anew_drops_what_waits_of_the_first() -> None:
-    script = make_chunk(4, 0, False, (7,)), make_chunk(4, 0, False, (8,)), make_chunk(4, 1, True, (9,))
-    trainer, _, _ = run(*script, at_once=True)
-    assert trainer.deeds == [[8, 9], "step"]
-
-
-def test_a_lost_connection_drops_what_waits() -> None:
-    script = make_chunk(4, 0, False, (7,)), WhoAreYou(), make_chunk(4, 0, True, (8,))
-    trainer, _, sent = run(*script, at_once=True)
-    assert trainer.deeds == [[8], "step"]
-    assert kinds(sent)[2:4] == ["Published", "BatchWanted"]
-
-
-def test_it_saves_before_it_trains_what_waits() -> None:
-    trainer, _, sent = run(make_chunk(4, 0, False), Save(4, "/s"), make_chunk(4, 1, True), at_once=True)
-    assert trainer.deeds == ["/s/trainer", [0], "step"]
-    assert Saved(4, "") in sent
-
-
-def test_what_comes_after_the_end_of_a_batch_belongs_to_the_next_version() -> None:
-    trainer, _, sent = run(make_chunk(4, 0, True), Save(5, "/s"), make_chunk(5, 0, True), at_once=True)
-    assert trainer.deeds == [[0], "step", "/s/trainer", [0], "step"]
-    assert Saved(5, "") in sent
-
-
-def test_a_stop_leaves_what_waits_untrained() -> None:
-    trainer, _, _ = run(make_chunk(4, 0, False), Stop("over"), at_once=True)
-    assert trainer.deeds == []
+def test_chunks_that_came_meanwhile_are_taken_up_as_one() -> None:
+    chunks = [make_chunk(4, index, index == 4, (index,)) for index in range(5)]
+    trainer, _, sent = run(chunks[0], LATER, *chunks[1:3], LATER, *chunks[3:], make_chunk(5, 0, True, (9,)))
+    assert trainer.deeds == [[0], [1, 2], [3, 4], "step", [9], "step"]
+    assert kinds(sent).count("Committed") == 2
 
 
 @pytest.mark.parametrize("step", [3, 5])
@@ -197,14 +175,28 @@ def test_the_rest_of_a_batch_that_was_given_up_is_ignored() -> None:
 
 
 def test_a_first_chunk_begins_the_step_anew() -> None:
-    trainer, _, sent = run(make_chunk(4, 0, False, (7,)), make_chunk(4, 0, False, (8,)), make_chunk(4, 1, True, (9,)))
-    assert trainer.deeds == [[7], "discard", [8], [9], "step"]
+    again = [make_chunk(4, 0, False, (8,)), make_chunk(4, 1, True, (9,))]
+    trainer, _, sent = run(make_chunk(4, 0, False, (6,)), make_chunk(4, 1, False, (7,)), LATER, *again)
+    assert trainer.deeds == [[6, 7], "discard", [8, 9], "step"]
     assert kinds(sent).count("Committed") == 1
 
 
-def test_a_missing_chunk_is_an_error() -> None:
+def test_a_batch_begun_anew_while_it_waits_in_the_inbox_is_never_trained() -> None:
+    again = [make_chunk(4, 0, False, (8,)), make_chunk(4, 1, True, (9,))]
+    trainer, _, _ = run(make_chunk(4, 0, False, (6,)), make_chunk(4, 1, False, (7,)), *again)
+    assert trainer.deeds == [[8, 9], "step"]
+
+
+def test_what_was_trained_is_forgotten_even_if_the_rest_still_waits() -> None:
+    old = [make_chunk(4, 0, False, (6,)), LATER, make_chunk(4, 1, False, (7,))]
+    trainer, _, _ = run(*old, make_chunk(4, 0, True, (8,)))
+    assert trainer.deeds == [[6], "discard", [8], "step"]
+
+
+@pytest.mark.parametrize("when", [(), (LATER,)])
+def test_a_missing_chunk_is_an_error(when: tuple[None, ...]) -> None:
     with pytest.raises(SiteError, match="chunk 2 came, 1 was expected"):
-        run(make_chunk(4, 0, False), make_chunk(4, 2, True))
+        run(make_chunk(4, 0, False), *when, make_chunk(4, 2, True))
 
 
 def test_it_saves_in_its_own_part_and_answers() -> None:
@@ -214,8 +206,29 @@ def test_it_saves_in_its_own_part_and_answers() -> None:
 
 
 def test_it_saves_in_mid_step() -> None:
-    trainer, _, _ = run(make_chunk(4, 0, False), Save(4, "/s"), make_chunk(4, 1, True))
+    trainer, _, _ = run(make_chunk(4, 0, False), LATER, Save(4, "/s"), make_chunk(4, 1, True))
     assert trainer.deeds == [[0], "/s/trainer", [0], "step"]
+
+
+def test_a_checkpoint_does_not_wait_for_the_chunks_before_it() -> None:
+    trainer, _, sent = run(make_chunk(4, 0, False, (0,)), Save(4, "/s"), make_chunk(4, 1, True, (1,)))
+    assert trainer.deeds == ["/s/trainer", [0, 1], "step"]
+    assert Saved(4, "") in sent
+
+
+@pytest.mark.parametrize("when", [(), (LATER,)])
+def test_weights_are_published_again_between_chunks(when: tuple[None, ...]) -> None:
+    chunks = make_chunk(4, 0, False, (0,)), make_chunk(4, 1, True, (1,))
+    trainer, publisher, sent = run(chunks[0], *when, PublishAgain(2, 4), PublishAgain(2, 3), chunks[1])
+    assert publisher.published == [WeightsId(2, 4), WeightsId(2, 4), WeightsId(2, 5)]
+    assert trainer.deeds[-1] == "step"
+    assert kinds(sent).count("Committed") == 1
+
+
+def test_it_stops_without_training_what_waits() -> None:
+    trainer, _, sent = run(make_chunk(4, 0, False), Stop("enough"))
+    assert trainer.deeds == []
+    assert kinds(sent) == ["Published", "BatchWanted"]
 
 
 @pytest.mark.parametrize(("save", "problem"), [(Save(3, "/s"), "version 4, not 3"), (Save(4, "/full"), "disk is full")])
@@ -233,9 +246,15 @@ def test_offers_go_to_the_publisher() -> None:
 
 
 def test_a_lost_connection_before_the_first_step_starts_the_batch_over() -> None:
-    trainer, _, sent = run(make_chunk(4, 0, False), WhoAreYou(), make_chunk(4, 0, True))
+    trainer, _, sent = run(make_chunk(4, 0, False), LATER, WhoAreYou(), make_chunk(4, 0, True))
     assert trainer.deeds == [[0], "discard", [0], "step"]
     assert kinds(sent)[2:4] == ["Published", "BatchWanted"]
+
+
+def test_a_lost_connection_forgets_the_inbox() -> None:
+    lost = make_chunk(4, 0, False, (6,)), make_chunk(4, 1, False, (7,)), WhoAreYou()
+    trainer, _, _ = run(*lost, make_chunk(4, 2, True, (8,)), LATER, make_chunk(4, 0, True, (9,)))
+    assert trainer.deeds == [[9], "step"]
 
 
 def test_a_lost_connection_right_after_a_step_ends_the_process() -> None:
@@ -248,6 +267,50 @@ def test_a_lost_connection_is_survived_once_the_controller_is_known_to_have_the_
     trainer, _, sent = run(make_chunk(4, 0, True), sign, WhoAreYou(), make_chunk(5, 0, True))
     assert trainer.version == 6
     assert kinds(sent)[-5:] == ["Published", "BatchWanted", "Committed", "Published", "BatchWanted"]
+
+
+class FakeWorld:
+    """What rank 0 passes on is what the others get."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.passed_on: list[list[Frame]] = []
+
+    def broadcast(self, frames: list[Frame] | None = None) -> list[Frame]:
+        if frames is None:
+            return self.passed_on.pop(0)
+        self.passed_on.append(frames)
+        return frames
+
+
+def test_other_ranks_do_the_same_in_the_same_order() -> None:
+    script = [
+        make_chunk(4, 0, False, (0,)), make_chunk(4, 1, False, (1,)), LATER, make_chunk(4, 2, False, (2,)),
+        Save(4, "/s"), PublishAgain(2, 4), WhoAreYou(), LATER, make_chunk(4, 0, False, (3,)), LATER,
+        make_chunk(4, 1, True, (4,)), make_chunk(5, 0, True, (5,)), Stop("over"),
+    ]  # fmt: skip
+    first, second, world = FakeTrainer(), FakeTrainer(), FakeWorld()
+    leader = Leader(first, world, FakeLink(*script), FakePublisher(), Tracer(None, "t"), attempt=2)  # type: ignore[arg-type]
+    leader.run()
+    Follower(second, world).run()  # type: ignore[arg-type]
+    assert first.deeds == second.deeds
+    assert first.deeds == [[0, 1], "/s/trainer", "discard", [3], [4], "step", [5], "step"]
+    assert not world.passed_on
+
+
+def test_an_inbox_joins_chunks_and_their_frames() -> None:
+    inbox = Inbox()
+    assert inbox.take() is None
+    parts = [make_chunk(4, 0, False, (0,)), make_chunk(4, 1, True, (1, 2))]
+    assert all(inbox.put(*part) for part in parts)
+    assert inbox.is_complete
+    part = inbox.take()
+    assert part is not None
+    chunk, frames = part
+    assert (chunk.step, chunk.index, chunk.last) == (4, 0, True)
+    assert [group.group for group in groups_of(chunk, frames)] == [0, 1, 2]
+    assert inbox.take() is None and not inbox.is_complete
 
 
 def test_items_become_groups_and_samples() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from tests.processes import server
 from tests.trainers.fsdp.rank import main
-from tests.trainers.learned import learned
+from tests.trainers.plain import learned
 
 
 def run(ranks: int, tmp_path: Path, name: str, **job: Any) -> list[dict[str, Any]]:
@@ -45,6 +45,8 @@ def test_two_ranks_equal_one(config: dict[str, Any], model_dir: Path, tmp_path: 
     assert first["said"] == second["said"] == ["hello", "", "there"]
     assert first["digest"] == second["digest"]
     assert first["metrics"] == second["metrics"]
+    assert all(0 < step["packing_efficiency"] <= 1 for step in first["metrics"])
+    assert all(step["packing_efficiency"] == 1 for step in one["metrics"]), "one rank waits for nobody"
     for a, b in zip(one["metrics"], first["metrics"], strict=True):
         assert learned(a) == pytest.approx(learned(b), rel=1e-4, abs=1e-5)
     for name, tensor in weights(tmp_path, "one").items():

@@ -17,10 +17,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 
 from rollart_hpc.trainers.fsdp.trainer import FsdpTrainer
 from rollart_hpc.trainers.world import World
-from tests.trainers.learned import learned
 from tests.trainers.megatron import ranks
 from tests.trainers.megatron.ranks import FAMILIES, TRAINING, VOCABULARY, batch, records
-from tests.trainers.plain import PlainTrainer, make_config, make_model
+from tests.trainers.plain import PlainTrainer, learned, make_config, make_model
 
 pytestmark = pytest.mark.skipif(
     find_spec("megatron") is None, reason="megatron-core is not installed: the trainer megatron is not tested"
