@@ -1,4 +1,4 @@
-"""The errors a user may see, each with its exit code. Knows nothing of what raised them.
+"""The errors a user may see. Each has an exit code, defined in `vocabulary`. Does not know what raises them.
 
 A `RollartError` is printed without a traceback. Broken invariants are assertions, failed
 trajectories are data (with a counted reason), dead processes are events: none of those belong here.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rollart_hpc.vocabulary import ExitCode
 
-DETAIL_CHARS = 500  # at most, of what a failed trajectory tells about its failure
+DETAIL_CHARS = 500  # maximum length of the error text of a failed trajectory
 
 
 class RollartError(Exception):

@@ -1,4 +1,4 @@
-"""Optional dependencies. Owns how a missing one is found, without importing it, and what to do about it."""
+"""Optional dependencies. Finds missing ones without importing them, and says how to install them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rollart_hpc.errors import SiteError
 
 class Need(NamedTuple):
     modules: Sequence[str]
-    extra: str = ""  # of rollart-hpc that brings them
-    install: str = ""  # how else to get them
+    extra: str = ""  # extra of rollart-hpc that installs them
+    install: str = ""  # how to install them otherwise
 
 
 TRAIN = Need(("torch", "transformers", "safetensors"), "train")  # relays and the base model, whatever the backends

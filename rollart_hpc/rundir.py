@@ -1,24 +1,24 @@
-"""The run directory: the one place that knows its file names. Owns paths; not what the files mean.
+"""The run directory and its file names. Owns the paths, not the contents of the files.
 
     RUN_DIR/
-      run.json                     id and birth of the run
-      config.yaml  site.yaml       resolved configuration: config.yaml is all that roles read
+      run.json                     id and creation time of the run
+      config.yaml  site.yaml       resolved configuration; roles read config.yaml only
       plan.json                    processes and their nodes, as planned when the run was created
-      model/  base_model.log       base model, and how it was made
-      preloaded.log                the process that roles with torch are forked from
+      model/  base_model.log       base model, and the log of making it
+      preloaded.log                log of the process that roles with torch are forked from
       keys/attempt_N/              CURVE keys
       attempts/attempt_N/          controller.json, trainer_rendezvous.json, logs/NAME.log, trace/NAME.jsonl
       latest -> attempts/attempt_N
       checkpoints/step_N/          committed once it holds committed.json; step_N.tmp is one being written
       status.json  supervisor.json  metrics.jsonl  ledger.jsonl
-      jobs.jsonl  cluster.json     on a cluster: the jobs of the run and how they ended; partitions and GPU-hours
-      job.sh  slurm/NAME-ID.log    on a cluster: the batch script, and what it prints
+      jobs.jsonl  cluster.json     on a cluster: the run's jobs and how they ended; partitions and GPU-hours
+      job.sh  slurm/NAME-ID.log    on a cluster: the batch script and its output
       elastic/                     on a cluster: jobs of elastic workers
       trace.json  report.html  tensorboard/
-      cache/                       what backends compile
+      cache/                       files compiled by backends
 
-Inside keys and checkpoints, file names belong to whoever writes them: `wire.keys`, `roles.checkpoints`, the trainer.
-Weights in shared memory lie outside: `RunDir.store_root`.
+The writers own the file names inside keys and checkpoints: `wire.keys`, `roles.checkpoints`, the trainer.
+Weights in shared memory are outside the run directory: `RunDir.store_root`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Checkpoint(NamedTuple):
 
 
 class RunDir:
-    """A run directory. Makes paths; only `create`, `begin_attempt` and `remove_store` touch the disk."""
+    """Paths of a run directory. Only `create`, `begin_attempt` and `remove_store` change the disk."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
@@ -96,7 +96,7 @@ class RunDir:
 
     @property
     def elastic(self) -> Path:
-        """What submitit keeps of the jobs of elastic workers."""
+        """submitit's files for the jobs of elastic workers."""
         return self.path / "elastic"
 
     @property
@@ -112,7 +112,7 @@ class RunDir:
 
     @property
     def preloaded_log(self) -> Path:
-        """Of the process that roles with torch are forked from."""
+        """Log of the process that roles with torch are forked from."""
         return self.path / "preloaded.log"
 
     @property
@@ -137,7 +137,7 @@ class RunDir:
 
     @property
     def cache(self) -> Path:
-        """What backends compile and want to find again after a restart."""
+        """Files that backends compile and reuse after a restart."""
         return self.path / "cache"
 
     @property
@@ -158,11 +158,11 @@ class RunDir:
         return self.attempts / f"attempt_{attempt}"
 
     def controller(self, attempt: int) -> Path:
-        """{"address": "tcp://..."}: how a late joiner finds the controller."""
+        """{"address": "tcp://..."}: where workers that join later find the controller."""
         return self.attempt_dir(attempt) / "controller.json"
 
     def trainer_rendezvous(self, attempt: int) -> Path:
-        """{"host": ..., "port": ...}: how the trainer's ranks find rank 0."""
+        """{"host": ..., "port": ...}: where the trainer's ranks find rank 0."""
         return self.attempt_dir(attempt) / "trainer_rendezvous.json"
 
     def logs(self, attempt: int) -> Path:
@@ -184,13 +184,13 @@ class RunDir:
         return _numbers(self.attempts, r"attempt_(\d+)")
 
     def last_attempt(self) -> int:
-        """The highest attempt so far; 0 if none was begun (attempts count from 1)."""
+        """The highest attempt so far; 0 if there was none (attempts count from 1)."""
         return max(self.attempt_numbers(), default=0)
 
     def begin_attempt(self, under: int | None = None) -> int:
         """Make the directories of the next attempt and point `latest` to it.
 
-        `under`: the controller of that attempt lives on (only the trainer is restored), so its keys
+        `under`: the controller of that attempt keeps running (only the trainer is restored), so its keys
         and address stay valid.
         """
         attempt = self.last_attempt() + 1
@@ -238,23 +238,23 @@ class RunDir:
 
     @property
     def store_root(self) -> Path:
-        """Where this run's weights lie in shared memory on any node; one directory per node below it."""
+        """Directory of this run's weights in shared memory, the same on every node; has one subdirectory per node."""
         return shared_memory() / f"rollart-{os.getuid()}-{self.run_id}"
 
     @property
     def kv_directory(self) -> Path:
-        """Where engines of this machine hand KV to each other."""
+        """Directory through which engines on this machine exchange KV."""
         return self.store_root / "kv"
 
     def remove_store(self) -> None:
         shutil.rmtree(self.store_root, ignore_errors=True)
 
     def create(self) -> RunDir:
-        """Make the directory of a new run; one that exists already is the user's mistake."""
+        """Make the directory of a new run. An existing one that is not empty is a `UserError`."""
         if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
             raise UserError(
-                f"run directory {self.path} exists already",
-                f"choose another --run-dir, or go on with it: rollart-hpc resume {self.path}",
+                f"run directory {self.path} already exists",
+                f"choose another --run-dir, or resume that run: rollart-hpc resume {self.path}",
             )
         is_new = not self.path.exists()
         try:
@@ -265,7 +265,7 @@ class RunDir:
                 make_directory(directory)
             write_json(self.identity, {"run_id": secrets.token_hex(8), "created_s": time.time()})
         except BaseException:
-            if is_new:  # half a directory would stand in the way of the next try
+            if is_new:  # an incomplete directory would block the next try
                 shutil.rmtree(self.path, ignore_errors=True)
             raise
         return self
@@ -281,23 +281,23 @@ def _numbers(directory: Path, pattern: str) -> list[int]:
 
 
 def trace_file(directory: Path, name: str) -> Path:
-    """The trace of one process, in the trace directory of an attempt."""
+    """The trace file of one process in the trace directory of an attempt."""
     return directory / f"{name}.jsonl"
 
 
 def shared_memory() -> Path:
-    """/dev/shm where it can be written, else the temporary directory."""
+    """/dev/shm if it is writable, else the temporary directory."""
     shm = Path("/dev/shm")
     return shm if os.access(shm, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
 
 
 def run_root() -> Path:
-    """Where runs go unless --run-dir says otherwise."""
+    """The directory of runs that were started without --run-dir."""
     return Path(os.environ.get(RUN_ROOT_VARIABLE) or "runs").absolute()
 
 
 def new_run_dir(name: str, root: Path | None = None) -> RunDir:
-    """A directory that does not exist yet, e.g. runs/quickstart-20261116-013000; nothing is created."""
+    """An unused path, e.g. runs/quickstart-20261116-013000. Creates nothing."""
     base = (root or run_root()) / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     candidates = [base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 100))]
     with disk_errors(base):
@@ -305,22 +305,22 @@ def new_run_dir(name: str, root: Path | None = None) -> RunDir:
 
 
 def open_run_dir(path: str | Path) -> RunDir:
-    """An existing run directory, or the user's mistake."""
+    """An existing run directory; anything else is a `UserError`."""
     run = RunDir(path)
     if not run.path.is_dir():
-        raise UserError(f"there is no run directory {run.path}", f"runs are kept in {run_root()} by default")
+        raise UserError(f"there is no run directory {run.path}", f"check the path; runs are in {run_root()} by default")
     assert run.run_id
     return run
 
 
 def newest_run_dir(*roots: Path) -> RunDir:
-    """The run in the run root, or one of these others, that was created last."""
+    """The newest run in the run root and in `roots`."""
     born: list[tuple[float, RunDir]] = []
     for identity in (path for root in (run_root(), *roots) for path in root.glob("*/run.json")):
         try:
             born.append((float(json.loads(identity.read_text())["created_s"]), RunDir(identity.parent)))
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # not one of ours, or damaged: naming it on the command line tells why
+            continue  # not ours, or damaged; `status RUN_DIR` says which
     if not born:
         listed = ", ".join(str(root) for root in (run_root(), *roots))
         raise UserError(f"there are no runs in {listed}", f"name a run directory, or set {RUN_ROOT_VARIABLE}")

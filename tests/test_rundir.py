@@ -27,13 +27,13 @@ def test_a_new_run_directory_is_private_and_has_an_identity(tmp_path: Path) -> N
 def test_an_existing_one_is_never_touched(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run").create()
     before = run.run_id
-    with pytest.raises(UserError, match="exists already") as caught:
+    with pytest.raises(UserError, match="already exists") as caught:
         RunDir(run.path).create()
     assert "--run-dir" in caught.value.fix and "resume" in caught.value.fix
     assert run.run_id == before
     file = tmp_path / "file"
     file.write_text("mine")
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         RunDir(file).create()
 
 

@@ -1,8 +1,8 @@
-"""What the program must know of an engine or trainer kind before it starts one. Owns the form of a declaration.
+"""The declaration of an engine or trainer kind: what other code must know before it starts one.
 
-A declaration is plain data in a module that imports nothing heavy, because login nodes without torch read it:
-configuration, launchers, benchmarks and the base model ask it instead of asking for a kind by name. What it declares is
-imported by the path in `make`, only in the process that needs it.
+A declaration is plain data in a module that imports nothing heavy, because login nodes without torch read it.
+Configuration, launchers, benchmarks and the base model read the declaration and never compare a kind by name. The
+backend itself is imported through the path in `make`, only in the process that needs it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 BackendRole = Literal["engine", "trainer"]
 
-# What not every kind can do, and which key of a run asks for it.
+# Optional capabilities, and the key of a run that requires each.
 CAPABILITIES: dict[BackendRole, dict[str, str]] = {
     "engine": {
         "split": "tasks.NAME.split",
@@ -36,22 +36,22 @@ _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 @dataclass(frozen=True, kw_only=True)
 class Backend:
     role: BackendRole
-    kind: str  # what `engine.kind` or `trainer.kind` says
-    summary: str  # what it is, in a few words
+    kind: str  # the value of `engine.kind` or `trainer.kind`
+    summary: str  # one-line description
     make: str  # module:callable. engine: (EngineSetup) -> Engine; trainer: (RunConfig, Path, World) -> Trainer
     modules: tuple[str, ...] = ()  # top-level modules that must be installed where it runs
-    extra: str = ""  # of rollart-hpc that installs them
+    extra: str = ""  # extra of rollart-hpc that installs them
     install: str = ""  # how to install them otherwise
-    imports: tuple[str, ...] = ()  # slow to import: imported ahead of the process's orders, or before it is forked
-    is_forkable: bool = False  # works in a process forked from one that imported `imports`
-    can: frozenset[str] = frozenset()  # of CAPABILITIES
+    imports: tuple[str, ...] = ()  # slow imports, done before the process gets its arguments or before it is forked
+    is_forkable: bool = False  # works in a process forked from one that has imported `imports`
+    can: frozenset[str] = frozenset()  # its CAPABILITIES
     options: type | None = None  # dataclass of `config.fields.key` fields: the legal keys of `engine.options`
-    takes_any_option: bool = False  # instead of `options`: it refuses unknown ones itself when it starts
-    reserved: tuple[str, ...] = ()  # options that only the run itself may set
-    ignores: tuple[str, ...] = ()  # keys of the section `engine` or `trainer` without effect here
-    min_head_dim: int = 1  # smallest attention head that its kernels know
+    takes_any_option: bool = False  # instead of `options`: the backend rejects unknown options when it starts
+    reserved: tuple[str, ...] = ()  # options that users may not set, because the run sets them
+    ignores: tuple[str, ...] = ()  # keys of the section `engine` or `trainer` that have no effect
+    min_head_dim: int = 1  # smallest attention head that its kernels support
     check: Callable[[Any], Iterable[str]] | None = None  # RunConfig -> problems that the fields above can't express
-    raw: str = ""  # engines: module:callable (EngineSetup) of the library without our code, for `bench engine`
+    raw: str = ""  # engines: module:callable (EngineSetup) that uses the library directly, for `bench engine`
 
     def __post_init__(self) -> None:
         problems = list(self._problems())

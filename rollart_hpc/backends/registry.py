@@ -1,6 +1,6 @@
-"""Which engine and trainer kinds there are. Owns finding their declarations; knows nothing of what they declare.
+"""The known engine and trainer kinds. Finds their declarations; does not interpret them.
 
-Ours are listed here by path; those of other packages are entry points whose name is the kind:
+Built-in kinds are listed here by path. Other packages add kinds as entry points, named after the kind:
 
     [project.entry-points."rollart_hpc.engines"]
     mine = "my_package.backend:ENGINE"
@@ -36,14 +36,14 @@ _HEAVY = frozenset({"torch", "transformers", "vllm", "megatron", "jax"})
 
 
 class Source(NamedTuple):
-    """Where a declaration is."""
+    """The location of a declaration."""
 
     path: str  # module:object
-    origin: str  # the package that brings it
+    origin: str  # the package that provides it
 
 
 def kinds(role: BackendRole) -> dict[str, str]:
-    """Every kind, and the package it comes from."""
+    """Every kind with the package that provides it."""
     return {kind: " and ".join(source.origin for source in found) for kind, found in _sources(role).items()}
 
 
@@ -56,7 +56,7 @@ def find(role: BackendRole, kind: str) -> Backend:
 
 @cache
 def _found(role: BackendRole, kind: str) -> Backend | UserError:
-    """Read once: what a bad declaration has imported would go unnoticed the second time."""
+    """Cached: a second read would not notice that a bad declaration imports something heavy."""
     try:
         return _find(role, kind)
     except UserError as error:
@@ -74,7 +74,7 @@ def _find(role: BackendRole, kind: str) -> Backend:
 
 
 def listed(role: BackendRole) -> str:
-    """All kinds in one line, for errors."""
+    """All kinds in one line, for error messages."""
     return ", ".join(f"{kind} (from {origin})" for kind, origin in kinds(role).items())
 
 
@@ -83,18 +83,18 @@ def kinds_that_can(role: BackendRole, capability: str) -> list[str]:
 
 
 def declared(role: BackendRole) -> list[Backend]:
-    """Those whose declaration can be read."""
+    """The declarations that can be read."""
     readable = []
     for kind in _sources(role):
         try:
             readable.append(find(role, kind))
         except UserError:
-            continue  # whoever asks for this kind is told why
+            continue  # `find` raises the error when a run uses this kind
     return readable
 
 
 def load(backend: Backend, path: str) -> Any:
-    """The callable behind a path of the declaration. Imports whatever it needs."""
+    """The callable that a path of the declaration names. Imports its module."""
     try:
         return _import(path)
     except ModuleNotFoundError as error:
@@ -126,7 +126,7 @@ def _read(role: BackendRole, kind: str, source: Source) -> Backend:
         raise UserError(f"{where} can't be imported: {type(error).__name__}: {error}", fix) from error
     heavy = (_HEAVY & sys.modules.keys()) - before
     if heavy:
-        raise UserError(f"{where} imports {', '.join(sorted(heavy))}", f"import it where `make` points to; {fix}")
+        raise UserError(f"{where} imports {', '.join(sorted(heavy))}", f"import it in the module of `make`; {fix}")
     if not isinstance(found, Backend):
         raise UserError(f"{where} is {type(found).__name__}, not a Backend", fix)
     if (found.role, found.kind) != (role, kind):

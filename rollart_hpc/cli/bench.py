@@ -56,7 +56,7 @@ def weights(args: argparse.Namespace) -> int:
 
 
 def _collectives() -> list[str]:
-    """MPI where it is installed."""
+    """gloo, and MPI if it is installed."""
     try:
         find_mpiexec()
     except SiteError:

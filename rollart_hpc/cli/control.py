@@ -1,4 +1,4 @@
-"""`cancel` and `join`: talk to a run that goes on elsewhere, on this machine or on a cluster."""
+"""`cancel` and `join`: act on a run that another process supervises, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _MARGIN_S = 30.0
 
 
 def cancel(args: argparse.Namespace) -> int:
-    """Waits until the run has ended."""
+    """Asks the run to end and waits until it has."""
     run = open_run_dir(args.run_dir)
     is_guest = is_on_cluster(run) and record.is_guest(record.read(run))
     if is_on_cluster(run) and not is_guest:
         cancel_jobs(run, Slurm(), lambda text: print(text, file=sys.stderr))
-        print(f"{run_status(run).state}; go on with: rollart-hpc resume {run.path}")
+        print(f"{run_status(run).state}; resume it with: rollart-hpc resume {run.path}")
         return 0
     pid = ask_to_end(run)
     print(f"asked the supervisor (pid {pid}) to save a checkpoint and end the run", file=sys.stderr)
     _wait_for_end(pid, END_S if is_guest else DRAIN_S + _MARGIN_S)
     owner = read_ownership(run)
-    has_told = owner is not None and owner.state.is_over  # not if it had not begun to train
-    print(f"{owner.state if owner and has_told else 'ended'}; go on with: rollart-hpc resume {run.path}")
+    has_told = owner is not None and owner.state.is_over  # a run that ends before training may record no end state
+    print(f"{owner.state if owner and has_told else 'ended'}; resume it with: rollart-hpc resume {run.path}")
     return 0
 
 
@@ -60,11 +60,11 @@ def _wait_for_end(pid: int, timeout_s: float) -> None:
         ended = poll.poll(timeout_s * 1000)
         os.close(pidfd)
         if not ended:
-            raise SiteError(f"the supervisor (pid {pid}) did not end within {timeout_s:g} s", "cancel once more")
+            raise SiteError(f"the supervisor (pid {pid}) did not end within {timeout_s:g} s", "run cancel again")
 
 
 def join(args: argparse.Namespace) -> int:
-    """Become the worker: its output goes to this terminal, Ctrl-C ends it, the run notices and goes on."""
+    """Replaces this process with the worker. Output goes to this terminal; Ctrl-C ends the worker, not the run."""
     run = open_run_dir(args.run_dir)
     _need_running(run)
     config = read_resolved(run.config)
@@ -93,7 +93,7 @@ def _leaving(args: argparse.Namespace) -> list[str]:
 def _need_running(run: RunDir) -> None:
     owner = read_ownership(run)
     if owner is not None and owner.state is RunState.RUNNING and owner.host != socket.gethostname():
-        return  # the controller's answer will tell
+        return  # its supervisor is on another host and can't be checked from here
     if supervisor_pid(run) is None:
         raise UserError(f"{run.path} is not running", f"start it again: rollart-hpc resume {run.path}")
 

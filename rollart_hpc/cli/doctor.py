@@ -1,4 +1,4 @@
-"""`doctor`: would a run work at this site? A line for every check, with what to do about it."""
+"""`doctor`: would a run work at this site? Prints one line per check, with the fix for each problem."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from rollart_hpc.vocabulary import ExitCode
 def doctor(args: argparse.Namespace) -> int:
     site = load_site(args.site or _own_site())
     if site.launcher != "slurm":
-        raise UserError(f"site {site.name} is one machine, not a cluster", "name a site file of a cluster with --site")
+        raise UserError(
+            f"site {site.name} is one machine, not a cluster", "name the site file of a cluster with --site"
+        )
     slurm = Slurm()
     root = run_root_of(site) or run_root()
     shown: list[Finding] = []
@@ -35,7 +37,7 @@ def doctor(args: argparse.Namespace) -> int:
 
     show(quick_findings(site, root, slurm))
     if finding.has_failed(shown):
-        _say("no job was submitted: first correct what failed")
+        _say("no job was submitted: fix the failed checks first")
     elif not args.no_jobs:
         show(ask_nodes(site, root, slurm, args.wait_minutes * 60, _say))
     if args.json:
@@ -47,7 +49,10 @@ def doctor(args: argparse.Namespace) -> int:
 def _own_site() -> str:
     names = packaged.user_names("sites")
     if len(names) != 1:
-        raise UserError("which site?", "name one with --site; `rollart-hpc site init` writes that of this cluster")
+        raise UserError(
+            "no site given, and you don't have exactly one site file",
+            "name one with --site; `rollart-hpc site init` writes one for this cluster",
+        )
     return names[0]
 
 

@@ -1,4 +1,4 @@
-"""`keys`: what a run, task or site file may hold."""
+"""`keys`: the keys that run, task and site files may contain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollart_hpc.config.reference import TASK_ROOT, File, Key, Section, sections
 
 _FILES = {
     File.RUN: "RUN FILE: rollart-hpc run FILE; on the command line as key=value",
-    File.TASK: f"TASK FILE: there without `{TASK_ROOT}.`; a run file overrides it below tasks.NAME",
+    File.TASK: f"TASK FILE: keys without `{TASK_ROOT}.`; a run file overrides them under tasks.NAME",
     File.SITE: "SITE FILE: rollart-hpc submit RUN --site FILE",
 }
 
@@ -30,7 +30,7 @@ def keys(args: argparse.Namespace) -> int:
 
 
 def _listed(found: list[Key], width: int) -> Iterator[str]:
-    """Two lines a key, by file and section."""
+    """Two lines per key, grouped by file and section."""
     file = None
     for section in sections():
         mine = [key for key in section.keys if key in found]

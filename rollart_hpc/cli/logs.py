@@ -1,4 +1,4 @@
-"""`logs`: the logs of all processes of a run as one stream, every line with the name of its process."""
+"""`logs`: the logs of all processes of a run, merged into one stream. Each line starts with the process name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def logs(args: argparse.Namespace) -> int:
     readers: dict[Path, LogReader] = {}
     shown = _show_new(run, args.role, readers)
     if args.role and not readers:
-        raise UserError(f"no process of {run.path} is called {args.role!r}", f"there are: {_names(run)}")
+        raise UserError(f"no process of {run.path} is called {args.role!r}", f"its processes: {_names(run)}")
     if not shown and not args.follow:
         print("no logs yet", file=sys.stderr)
     queue, watch = Queue(run) if is_on_cluster(run) else None, StateWatch()
@@ -39,9 +39,9 @@ def logs(args: argparse.Namespace) -> int:
 
 
 def _show_new(run: RunDir, role: str | None, readers: dict[Path, LogReader]) -> bool:
-    """Print what was added to the logs since the last look, in order of time within an attempt."""
+    """Print the lines added since the last call, in time order within an attempt."""
     shown = False
-    for path in sorted(run.job_logs.glob("*.log")):  # of the batch script, before and after the attempts
+    for path in sorted(run.job_logs.glob("*.log")):  # the batch script's, written before and after the attempts
         if role in (None, "job"):
             readers.setdefault(path, LogReader(path, "job"))
     for attempt in run.attempt_numbers():
@@ -72,13 +72,13 @@ class LogReader:
         self._time = ""
 
     def new(self) -> Iterator[tuple[str, str, str]]:
-        """(time, process, line). A line without a time, such as a traceback's, belongs to the one before it."""
+        """(time, process, line). A line without a time, e.g. of a traceback, gets the time of the line before it."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
-            return  # a step that waited has become a process: its log is among the others now
+            return  # a warm step has become a role: its log was renamed
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
         for line in complete.decode(errors="replace").splitlines():

@@ -1,4 +1,4 @@
-"""`model`: model directories for machines that reach no model hub."""
+"""`model`: makes model directories on machines that can't reach a model hub."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def tiny(args: argparse.Namespace) -> int:
         write_resolved(run.config, loaded.config)
         try:
             prepare_model(run, loaded.config, _say)
-        except RollartError as error:  # its log goes with the scratch directory; what matters of it is told
-            raise type(error)(error.what, f"correct the run {args.run}, or the machine, and try again") from None
+        except RollartError as error:  # its fix names a log that goes with the scratch directory
+            raise type(error)(error.what, f"correct the run file {args.run} or the machine, then try again") from None
     return _tell(args, began_s)
 
 
@@ -50,6 +50,6 @@ def _say(text: str) -> None:
 
 
 def _tell(args: argparse.Namespace, began_s: float) -> int:
-    print(f"{args.directory} made in {time.monotonic() - began_s:.0f} s; use it in a run:")
+    print(f"made {args.directory} in {time.monotonic() - began_s:.0f} s; to use it in a run:")
     print(f"  model.kind=directory model.path={args.directory}")
     return 0

@@ -1,4 +1,4 @@
-"""`report`: the pictures of a run and its timeline, made from what it wrote down."""
+"""`report`: writes report.html and trace.json from the files of a run."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def report(args: argparse.Namespace) -> int:
 
 
 def write_report(run: RunDir) -> Path:
-    """report.html and trace.json; returns the former."""
+    """Writes report.html and trace.json; returns the path of the report."""
     perfetto.merge((run.traces(attempt) for attempt in run.attempt_numbers()), run.trace)
     return observe_report.write_report(run.path, run_status(run).state)

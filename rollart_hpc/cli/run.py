@@ -1,4 +1,4 @@
-"""`run` and `resume`: from a request to a supervised run, with what the user sees of it."""
+"""`run` and `resume`: start a supervised run and show its progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollart_hpc.launch.supervisor import Outcome
 from rollart_hpc.rundir import RunDir, new_run_dir, open_run_dir
 from rollart_hpc.vocabulary import ExitCode
 
-# The supervisor's own link may complain when the run ends; what matters is told by exit codes.
+# The supervisor's link may log warnings when the run ends; the exit code says what matters.
 logging.getLogger("rollart_hpc").addHandler(logging.NullHandler())
 
 
@@ -51,5 +51,5 @@ def _tell_end(run: RunDir, outcome: Outcome) -> int:
     except RollartError as error:  # the run itself is fine
         print(f"no report: {error}", file=sys.stderr)
     if outcome.can_resume:
-        print(f"ended early; go on with: rollart-hpc resume {run.path}")
+        print(f"ended early; resume it with: rollart-hpc resume {run.path}")
     return ExitCode.OK if outcome.exit_code is None else outcome.exit_code

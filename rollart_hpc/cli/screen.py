@@ -1,4 +1,4 @@
-"""What a user sees of a running run: an updating line on a terminal, a line per step elsewhere. Only reads."""
+"""Progress of a run: one updating line on a terminal, one line per step elsewhere. Reads files and writes none."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class LiveScreen:
 
 
 class Follower:
-    """The lines that were added to metrics.jsonl since the last look."""
+    """Reads the lines added to metrics.jsonl since the last call."""
 
     def __init__(self, run: RunDir) -> None:
         self._path = run.metrics
@@ -84,14 +84,14 @@ class Follower:
             return []
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
-        lines, _ = metrics.parse(complete)  # a disk that was full may have left half a line
+        lines, _ = metrics.parse(complete)  # a full disk may have left a torn line
         return lines
 
 
 def status_line(status: Status, success: dict[str, float] | None = None) -> str:
     """step 12/60 | frozenlake 0.41 (0.12 -> 0.38) | ... | 1234 tok/s | staleness 1/1 | engine 2 env 1 ...
 
-    A task's figures: success in the newest step, and in the first and the last validation.
+    Per task: success in the newest step, then in the first and the last validation.
     """
     parts = [f"step {status.step}/{status.steps}"]
     if status.validating is not None:
@@ -115,13 +115,13 @@ def step_line(record: dict[str, Any], status: Status) -> str:
 def validation_line(record: dict[str, Any]) -> str:
     start = f"validation of version {record['version']}: {record['task']}"
     if record["success"] is None:
-        return f"{start} has no score, all {record['failed']} plays failed"
+        return f"{start} has no score: all {record['failed']} plays failed"
     failed = f", {record['failed']} more failed" if record.get("failed") else ""
-    return f"{start} succeeds in {record['success']:.3f} of {record['plays']} plays{failed}"
+    return f"{start} success {record['success']:.3f} over {record['plays']} plays{failed}"
 
 
 def summary(status: Status) -> list[str]:
-    """The end of a run: success of every task in the first and in the last validation."""
+    """Printed when a run ends: each task's success in the first and the last validation."""
     lines = [f"{status.state} after {status.step} of {status.steps} steps"]
     for name, task in status.tasks.items():
         if task.score_first is not None:
@@ -142,12 +142,12 @@ def _task(name: str, task: TaskStatus, success: float | None) -> str:
 
 
 def _scores(task: TaskStatus, digits: int) -> str:
-    """Of the first and the last validation, if there was more than one."""
+    """The score of the first validation, and of the last if there was more than one."""
     first, last = (f"{score or 0.0:.{digits}f}" for score in (task.score_first, task.score_last))
     return f"{first} -> {last}" if task.validations > 1 else first
 
 
 def _alive(status: Status) -> str:
-    """Nothing if nobody is, as when the run is over."""
+    """Live workers by role; empty if there are none, e.g. after the run."""
     alive = {role: workers.alive for role, workers in status.workers.items() if role != "supervisor"}
     return " ".join(f"{role} {count}" for role, count in alive.items()) if any(alive.values()) else ""

@@ -1,4 +1,4 @@
-"""`status`: how a run is doing, for people and for programs. Only prints."""
+"""`status`: prints the status of a run as text or JSON. Changes nothing."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def status(args: argparse.Namespace) -> int:
         print(line)
     for name, task in current.tasks.items():
         if task.last_error and not task.quarantined:
-            print(f"{name} failed last with {task.last_error}")
+            print(f"last failure of {name}: {task.last_error}")
     for name, pool in current.pools.items():
         if pool.kv_tokens and not current.state.is_over:
             used, tokens = pool.kv_used_tokens, pool.kv_tokens
-            print(f"KV of pool {name}: {used} of {tokens} tokens ({used / tokens:.0%}) on {pool.engines} engines")
+            print(f"KV use of pool {name}: {used} of {tokens} tokens ({used / tokens:.0%}), {pool.engines} engines")
     _print_counts("dropped", current.dropped)
     _print_counts("lost", {role: workers.lost for role, workers in current.workers.items()})
     for line in job_lines(run, current):
         print(line)
     if current.state.can_resume:
-        print(f"go on with: rollart-hpc resume {run.path}")
+        print(f"resume it with: rollart-hpc resume {run.path}")
     return 0
 
 
 def job_lines(run: RunDir, current: RunStatus) -> list[str]:
-    """Of a run on a cluster: its components, its earlier starts, and what it used."""
+    """For a run on a cluster: its components, earlier starts, excluded nodes and GPU-hours."""
     lines = [
         f"job {row.job}: {row.state.lower()} in partition {row.partition}"
         + (f" on {row.nodes}" if row.nodes else "")
@@ -63,16 +63,16 @@ def job_lines(run: RunDir, current: RunStatus) -> list[str]:
             why = f": {record.reason}" if record.reason else ""
             lines.append(f"job {record.job}, start {record.restart + 1}: {record.state}{why}")
         elif isinstance(record, BadNode):
-            lines.append(f"node {record.host} is left out: {record.reason}")
+            lines.append(f"node {record.host} is excluded: {record.reason}")
         elif isinstance(record, GoodNode):
-            lines.append(f"node {record.host} is fine again and may be used")
+            lines.append(f"node {record.host} is usable again")
     for name, used in current.gpu_hours.items():
-        lines.append(f"GPU-hours on {name}: {used.given:.3f}, of which idle {used.idle:.3f}")
+        lines.append(f"GPU-hours on {name}: {used.given:.3f}, {used.idle:.3f} of them idle")
     return lines
 
 
 def site_roots() -> list[Path]:
-    """Where the user's sites keep their runs."""
+    """The run roots of the user's sites."""
     roots = []
     for name in packaged.user_names("sites"):
         with suppress(RollartError):

@@ -1,4 +1,4 @@
-"""RUN_DIR/model before any role starts: the user's directory, or a tiny model made in a process of its own."""
+"""Prepares RUN_DIR/model before any role starts: copies the user's directory, or makes a tiny model in a subprocess."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rollart_hpc.vocabulary import ExitCode
 
 SAY_EVERY_S = 5.0
 _MODULE = "rollart_hpc.trainers.base_model"
-# It ends with this process, whatever ends this process.
+# The kernel ends it when this process dies, even by SIGKILL.
 _MAKE = (
     "import runpy; from rollart_hpc.processes.lifetime import end_with_parent; end_with_parent();"
     f"runpy.run_module('{_MODULE}', run_name='__main__', alter_sys=True)"
@@ -57,7 +57,7 @@ def _make_tiny(run: RunDir, say: Say, preloaded: Preloaded | None) -> None:
 
 
 def _run(arguments: list[str], log: int, say: Say, preloaded: Preloaded | None) -> int:
-    """What it prints goes to the log and, now and then, to the user."""
+    """Its output goes to the log, and some lines of it to the user."""
     read, write = os.pipe()
     with open(read) as printed:
         try:
@@ -81,7 +81,7 @@ def _run(arguments: list[str], log: int, say: Say, preloaded: Preloaded | None) 
 def _start(
     arguments: list[str], stdout: int, stderr: int, preloaded: Preloaded | None
 ) -> ForkedProcess | subprocess.Popen[bytes]:
-    # One thread: the model is tiny, and threads that wait for each other crawl on a machine that others use too.
+    # One thread: the model is tiny, and several threads that wait for each other are slow on a shared machine.
     variables = environment(1)
     if preloaded is not None:
         with suppress(NotPreloaded):

@@ -1,6 +1,6 @@
-"""A run on this machine: prepare the run directory, then carry out the plan as local processes.
+"""A run on this machine: prepares the run directory, then runs the plan as local processes.
 
-Owns the order of preparation: everything that can be wrong is found before the first role starts.
+Owns the order of preparation: problems are found before the first role starts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rollart_hpc.vocabulary import RunState
 
 
 def start_run(config: RunConfig, site: SiteConfig, run: RunDir, screen: Screen) -> Outcome:
-    """A new run in a directory that does not exist yet."""
+    """Start a new run in a directory that does not exist yet."""
     _need_backends(config)
     create_run(run, config, site, make_plan(config, site))
     screen.say(f"run directory {run.path}")
@@ -35,19 +35,19 @@ def start_run(config: RunConfig, site: SiteConfig, run: RunDir, screen: Screen) 
 
 
 def resume_run(run: RunDir, screen: Screen) -> Outcome:
-    """Go on from the newest committed checkpoint, or from the start if there is none."""
+    """Resume from the newest committed checkpoint, or from the base model if there is none."""
     config = read_resolved(run.config)
     pid = supervisor_pid(run)
     if pid is not None:
         raise UserError(f"{run.path} is still running (pid {pid})", f"end it first: rollart-hpc cancel {run.path}")
     if has_finished(run):
-        raise UserError(f"{run.path} has finished all its {config.steps} steps", "start a new run")
+        raise UserError(f"{run.path} has finished all {config.steps} steps", "start a new run")
     _need_backends(config)
     return _carry_out(run, config, screen)
 
 
 def _carry_out(run: RunDir, config: RunConfig, screen: Screen) -> Outcome:
-    write_ownership(run, run.last_attempt(), ())  # from now on this process answers for the run
+    write_ownership(run, run.last_attempt(), ())  # from now on this process owns the run
     roles = preloaded_roles(config)
     preloaded = Preloaded(run.preloaded_log, preloaded_kinds(config)) if roles else None
     try:
@@ -68,7 +68,7 @@ def _prepare(run: RunDir, config: RunConfig, screen: Screen, preloaded: Preloade
 
 
 def _need_backends(config: RunConfig) -> None:
-    """What roles would miss one after the other."""
+    """Report all missing packages at once; otherwise roles would fail one by one."""
     backends = find("engine", config.engine.kind), find("trainer", config.trainer.kind)
     need(
         TRAIN,

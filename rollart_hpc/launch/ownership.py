@@ -1,6 +1,6 @@
-"""supervisor.json: who supervises a run, with which processes, and how it ended. Owns that file.
+"""supervisor.json: the supervisor of a run, its processes, and how the run ended. Owns that file.
 
-A pid alone may be anybody's by now: with the start time of the process it names one process of one host.
+A pid may be reused by another process. Together with the start time it identifies one process on one host.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ownership(msgspec.Struct, frozen=True):
     pid: int
     start_ticks: int
     host: str
-    state: RunState  # RUNNING from the first preparation on, then how it ended
+    state: RunState  # RUNNING as soon as preparation starts, then the final state
     reason: str = ""
     attempt: int = 0
     procs: dict[str, OwnedProcess] = {}
@@ -49,7 +49,7 @@ def write_ownership(
 
 
 def read_ownership(run: RunDir) -> Ownership | None:
-    """None if the run was never supervised."""
+    """None if the run has never had a supervisor."""
     try:
         return msgspec.json.decode(run.supervisor.read_bytes(), type=Ownership)
     except FileNotFoundError:
@@ -64,7 +64,7 @@ def has_finished(run: RunDir) -> bool:
 
 
 def start_ticks(pid: int) -> int:
-    """When the process began, in clock ticks since boot; 0 if there is none."""
+    """Start time of the process in clock ticks since boot; 0 if there is no such process."""
     with suppress(OSError, ValueError, IndexError):
         stat = Path(f"/proc/{pid}/stat").read_text()
         return int(stat.rsplit(")", 1)[1].split()[19])  # after "pid (name)": field 22 of proc(5)
@@ -72,7 +72,7 @@ def start_ticks(pid: int) -> int:
 
 
 def supervisor_pid(run: RunDir) -> int | None:
-    """The pid of the live supervisor of this run; None if there is none. Only its own host can tell."""
+    """The pid of this run's live supervisor; None if there is none. Works only on the supervisor's host."""
     owner = read_ownership(run)
     if owner is None or owner.state is not RunState.RUNNING:
         return None

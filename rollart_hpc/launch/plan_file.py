@@ -1,8 +1,8 @@
-"""plan.json: which processes a run has and where. Owns that file, and what a new run directory is given.
+"""plan.json: the processes of a run and where they run. Owns that file and the creation of a run directory.
 
-The plan is made once, when the run is created, and every later start carries out the same: a newer version of the
-package, or another default, does not move a run that waits in a queue. To have it made anew, change config.yaml or
-site.yaml of the run directory, remove plan.json and resume the run.
+The plan is made once, when the run is created, and every later start uses it. So a new version of the package, or a
+new default, does not change a run that waits in a queue. To replan, edit config.yaml or site.yaml in the run
+directory, remove plan.json and resume the run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollart_hpc.rundir import RunDir
 
 
 def create_run(run: RunDir, config: RunConfig, site: SiteConfig, plan: Plan) -> None:
-    """The directory of a new run, with all that later starts read."""
+    """Make the directory of a new run with the files that later starts read."""
     run.create()
     write_resolved(run.config, config)
     write_resolved(run.site, site)
@@ -27,12 +27,12 @@ def create_run(run: RunDir, config: RunConfig, site: SiteConfig, plan: Plan) -> 
 
 
 def read_plan(run: RunDir) -> Plan:
-    """The plan as it was written, or as it would be now if the directory has none. Writes nothing."""
+    """The stored plan; if there is none, a newly computed one. Writes nothing."""
     return _stored(run) or _make(run)
 
 
 def settle_plan(run: RunDir) -> Plan:
-    """The same for those who carry it out: a plan that was not written yet (by an earlier version) is from now on."""
+    """Like `read_plan`, but stores a newly computed plan (of a run directory made by an earlier version)."""
     plan = _stored(run)
     if plan is None:
         plan = _make(run)
@@ -54,5 +54,5 @@ def _stored(run: RunDir) -> Plan | None:
     except FileNotFoundError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        fix = "restore it from a backup, or remove it: then the plan is made anew from config.yaml and site.yaml"
+        fix = "restore it from a backup, or remove it to recompute the plan from config.yaml and site.yaml"
         raise SiteError(f"{run.plan} is damaged: {error}", fix) from None

@@ -1,8 +1,8 @@
 """The supervisor's side of the preloaded process (`roles.preloaded`), from which roles with torch are forked.
 
-Importing torch and transformers takes every such process some five seconds of CPU; a run on one machine has five of
-them. Forked ones share the imports and most of their memory. Nothing depends on it: a role that can't be forked is
-started as any other.
+Importing torch and transformers takes each such process about five seconds of CPU, and a run on one machine has five
+of them. Forked processes share the imports and most of their memory. This is only an optimization: a role that can't
+be forked is started as a command.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class NotPreloaded(Exception):
 
 
 def preloaded_roles(config: RunConfig) -> frozenset[Role]:
-    """Those that are forked. None where they may use a GPU, which was never tried, or where backends share little."""
+    """The roles to fork. None if they may use a GPU (untested), or if no forkable backend has slow imports."""
     devices = {config.engine.device, config.trainer.device}
     if "cuda" in devices or (_NVIDIA.exists() and "auto" in devices):
         return frozenset()
     backends = [backend for backend in _backends(config) if backend.is_forkable]
     if not any(backend.imports for backend in backends):
-        return frozenset()  # for relays and torch alone it would import too much
+        return frozenset()  # not worth it for the relays alone
     return frozenset({"relay", *(backend.role for backend in backends)})
 
 
 def preloaded_kinds(config: RunConfig) -> tuple[str, ...]:
-    """What the preloaded process imports: see `roles.imports`."""
+    """The kinds that the preloaded process imports for: see `roles.imports`."""
     forkable = (backend for backend in _backends(config) if backend.is_forkable)
     return ("relay", "base_model", *(f"{backend.role}.{backend.kind}" for backend in forkable))
 
@@ -53,7 +53,7 @@ def _backends(config: RunConfig) -> tuple[Backend, Backend]:
 
 class Preloaded:
     def __init__(self, log: Path, kinds: tuple[str, ...]) -> None:
-        """Starts to import for `kinds` at once; the first order waits until that is done."""
+        """Starts importing for `kinds` at once; the first order waits until the imports are done."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._variables = environment()
         output = open_log(log)
@@ -87,7 +87,7 @@ class Preloaded:
         try:
             answer = self._ask(Reap(pid))
         except NotPreloaded:
-            return -signal.SIGKILL  # the kernel ended it with the preloaded process
+            return -signal.SIGKILL  # the kernel killed it when the preloaded process died
         assert isinstance(answer, Reaped)
         return answer.code
 
@@ -98,11 +98,11 @@ class Preloaded:
         except OSError as error:
             raise NotPreloaded(str(error)) from None
         if not data:
-            raise NotPreloaded("it has ended")
+            raise NotPreloaded("the preloaded process has ended")
         return read_answer.decode(data)
 
     def close(self) -> None:
-        """Children that are left end with it."""
+        """Ends the preloaded process and all remaining children."""
         self._control.close()
         self._popen.kill()
         self._popen.wait()
@@ -110,7 +110,7 @@ class Preloaded:
 
 @dataclass(frozen=True)
 class ForkedProcess:
-    """As much of a `subprocess.Popen` as is used here; `wait` once only."""
+    """The part of `subprocess.Popen` that is used here. Call `wait` only once."""
 
     pid: int
     server: Preloaded

@@ -1,4 +1,4 @@
-"""What whoever starts or follows a run tells the user. Owns that contract; the command line and jobs fill it in."""
+"""The interface for messages and progress shown to the user. The command line and jobs implement it."""
 
 from __future__ import annotations
 

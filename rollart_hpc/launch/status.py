@@ -1,6 +1,6 @@
-"""How a run is doing: what its controller wrote last, corrected by its supervisor and by Slurm. Only reads.
+"""The status of a run: what its controller wrote last, corrected by its supervisor and by Slurm. Only reads.
 
-A run whose processes were all killed can't write that down: its last status says that it runs.
+The correction is needed because a run whose processes were all killed leaves a status that says "running".
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from rollart_hpc.vocabulary import RunState
 
 
 class RunStatus(Status):
-    """What `status --json` prints."""
+    """The output of `status --json`."""
 
     run_dir: str = ""
     jobs: list[JobRow] = msgspec.field(default_factory=list)  # on a cluster: components of the newest job
-    gpu_hours: dict[str, GpuHours] = msgspec.field(default_factory=dict)  # on a cluster, once it is over: by class
+    gpu_hours: dict[str, GpuHours] = msgspec.field(default_factory=dict)  # on a cluster, after the end: by class
 
 
 def run_status(run: RunDir, queue: Queue | None = None) -> RunStatus:
-    """`queue`: of a run on a cluster that is looked at again and again."""
+    """`queue`: pass one for a run on a cluster that is polled."""
     written = read_status(run.status)
     current = RunStatus(**msgspec.structs.asdict(written or _before_the_first(run)), run_dir=str(run.path))
     owner = read_ownership(run)
@@ -51,7 +51,7 @@ def run_status(run: RunDir, queue: Queue | None = None) -> RunStatus:
 
 
 def is_on_cluster(run: RunDir) -> bool:
-    """By the site it was made for: there may be no job yet, or no trace of one."""
+    """Decided by the run's site, because there may be no job yet, or no record of one."""
     return run.site.exists() and read_site(run.site).launcher == "slurm"
 
 
@@ -60,7 +60,7 @@ def gpu_hours(run: RunDir, current: Status) -> dict[str, GpuHours]:
 
 
 def _see_supervisor(run: RunDir, current: RunStatus, owner: Ownership | None, queue: Queue | None) -> None:
-    """Of a run on this machine."""
+    """For a run on this machine."""
     current.state = _state_here(run, current, owner)
     current.reason = current.reason or (owner.reason if owner is not None else "")
 
@@ -81,7 +81,7 @@ def _see_cluster(run: RunDir, current: RunStatus, owner: Ownership | None, queue
 
 
 def _state_of_controller(run: RunDir, current: Status, owner: Ownership | None) -> RunState:
-    """What it wrote, if it is the controller of now."""
+    """What the controller wrote, if it is the current one."""
     oldest = min((proc.attempt for proc in owner.procs.values()), default=0) if owner is not None else 0
     if not oldest:
         return RunState.STARTING if run.last_attempt() else RunState.PREPARING
@@ -93,13 +93,13 @@ def _is_supervised(run: RunDir) -> bool:
     try:
         return supervisor_pid(run) is not None
     except UserError:
-        return True  # on another host, which alone can tell
+        return True  # the supervisor is on another host, so it can't be checked from here
 
 
 def _before_the_first(run: RunDir) -> Status:
-    """What the configuration tells of a run whose controller has not written a status yet."""
+    """Status of a run whose controller has not written one yet, from the configuration."""
     if not run.config.exists():
-        return Status()  # it was only just begun
+        return Status()  # it was only just created
     config = read_resolved(run.config)
     return Status(
         name=config.name,

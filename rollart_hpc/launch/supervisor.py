@@ -1,17 +1,17 @@
-"""Starts the processes of a plan, watches them, starts them again, ends them. The only parent in a run; never torch.
+"""Starts, watches, restarts and ends the processes of a plan. The only parent process of a run; never imports torch.
 
     what ends                          what happens
-    env, engine, reward, relay         started again, a little later each time, within its budget
-    any trainer rank                   all ranks start again as the next attempt, from the newest checkpoint
-    controller, by a crash             everything ends and starts again as the next attempt, new keys
+    env, engine, reward, relay         restarted, with growing delays, until its budget is used up
+    any trainer rank                   all ranks restart as the next attempt, from the newest checkpoint
+    controller, by a crash             everything ends and restarts as the next attempt, with new keys
     controller, 0 / 5 / 2 or 3         the run is finished / drained / has failed for a reason it logged
-    SIGINT, SIGTERM, SIGHUP            the controller is asked to save and end; the second time all are killed
-    SIGUSR1, the place's time is up    the same; whoever called may go on with the run later
-    the place is about to kill all     the controller is asked to end without saving
-    nothing moves                      stacks are dumped into the logs, the run ends
+    SIGINT, SIGTERM, SIGHUP            the controller is asked to checkpoint and end; a second signal kills everything
+    SIGUSR1, the time limit is near    the same; a job is then requeued
+    the place is about to kill all     the controller is asked to end without a checkpoint
+    no progress                        stacks are dumped into the logs, the run ends
 
-Everything happens in one thread around one selector: pidfds, signals, the controller's first line,
-its messages, and timers. A process the supervisor has started never outlives it.
+Everything runs in one thread around one selector: pidfds, signals, the controller's first line of output, its
+messages, and timers. No process outlives the supervisor that started it.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from rollart_hpc.wire.keys import load_client, make_keys
 from rollart_hpc.wire.link import Link, LinkClosed
 from rollart_hpc.wire.messages import Drain, Exited, Hello, Message, Progress, Silent, Warned
 
-TICK_S = 1.0  # between two looks at time limits, elastic workers and what the user sees
-WELCOME_S = 20.0  # the controller answers the supervisor within
-STOP_S = 10.0  # workers get so long to end by themselves after the controller
-LEAVE_S = 3.0  # relays, after a drained one, to free the memory of their nodes
+TICK_S = 1.0  # interval of checking time limits, scaling elastic workers and updating the screen
+WELCOME_S = 20.0  # timeout for the controller's answer to the supervisor
+STOP_S = 10.0  # time for workers to end by themselves after the controller has ended
+LEAVE_S = 3.0  # time for relays to free the memory of their nodes after a drain
 TERM_S = 3.0
-DRAIN_S = 60.0  # a drained run has so long for its checkpoint, unless its place sets a time
+DRAIN_S = 60.0  # timeout for the checkpoint of a drained run, unless its place sets one
 DUMP_S = 1.0
 
 Outcome = Literal[RunState.FINISHED, RunState.DRAINED]
@@ -71,8 +71,8 @@ class Supervisor:
         place: Place | None = None,
         elastic_workers: ElasticWorkers | None = None,
     ) -> None:
-        """`place` starts processes, `elastic_workers` elastic ones; on this machine if none is given."""
-        self.why: Why = ""  # the run was asked to end: by a signal, or because its time is up
+        """`place` starts processes, `elastic_workers` starts elastic ones. Both default to this machine."""
+        self.why: Why = ""  # why the run was asked to end: a signal, or its time limit
         self._place = place or LocalPlace()
         self._run, self._config, self._plan, self._screen = run, config, plan, screen
         self._selector = selectors.DefaultSelector()
@@ -85,18 +85,18 @@ class Supervisor:
         self._restores = RestoreBudget(config.restarts.attempts)
         self._watchdog = Watchdog(config.timeouts, plan)
         self._controller_attempt = 0
-        self._ready: int | None = None  # where the controller tells its address
+        self._ready: int | None = None  # the pipe on which the controller writes its address
         self._link: Link | None = None
-        self._told: Progress | None = None  # by this attempt's controller, last
+        self._told: Progress | None = None  # the last report of this attempt's controller
         self._draining = self._hurries = False
         self._outcome: Outcome | None = None
         self._ticked_s = 0.0
 
     def supervise(self) -> Outcome:
-        """Until the run is over. A failure is raised; whatever happens, no process is left."""
+        """Runs until the run is over. Raises if the run fails. Leaves no process behind, whatever happens."""
         state: RunState = RunState.FAILED
         reason = "the supervisor failed"
-        self._run.remove_store()  # of a supervisor that was killed
+        self._run.remove_store()  # a supervisor that was killed may have left one
         try:
             with self._signals:
                 self._selector.register(self._signals, selectors.EVENT_READ, self._interrupted)
@@ -142,7 +142,7 @@ class Supervisor:
         if status is not None:
             self._screen.show(status)
         if self._place.left_s() <= 0 and not self._draining:
-            self._drain("limit", "the time of the job is up")
+            self._drain("limit", "the job is near its time limit")
         if self._draining and not self._hurries and self._place.is_closing():
             self._hurry("the job is about to be killed")
         verdict = self._watchdog.verdict(now)
@@ -150,7 +150,7 @@ class Supervisor:
             for child in self._crew.all():
                 child.signal(signal.SIGUSR1)
             time.sleep(DUMP_S)
-            raise SiteError(verdict, f"every process wrote its stacks to its log in {self._run.latest}/logs")
+            raise SiteError(verdict, f"see the stacks that every process wrote to its log in {self._run.latest}/logs")
 
     # --- starting ------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class Supervisor:
         self._selector.register(self._ready, selectors.EVENT_READ, self._controller_ready)
 
     def _controller_ready(self) -> None:
-        """The controller's first line is its address; that it died before is told by its pidfd."""
+        """The controller's first line is its address. If it died before that, its pidfd reports it."""
         assert self._ready is not None
         line = os.read(self._ready, 4096)
         self._close_ready()
@@ -204,11 +204,11 @@ class Supervisor:
 
     def _ended(self, child: Child) -> None:
         if child not in self._crew:
-            return  # ended by us in this very turn
+            return  # we ended it in this turn of the loop
         self._settle(child, self._crew.take_out(child).reap())
 
     def _settle(self, child: Child, code: int) -> None:
-        """It is over and taken out: tell the controller, decide what follows."""
+        """The process has ended and is no longer watched: tell the controller, decide what to do."""
         self._crew.write()
         self._note(f"{child.name} ended: {failures.describe(code)}", is_news=code != 0)
         if child.name == CONTROLLER:
@@ -237,7 +237,7 @@ class Supervisor:
 
     def _worker_ended(self, child: Child, code: int) -> None:
         if code == 0 or self._draining:
-            return  # it was told to
+            return  # it was asked to end
         if child.order.seats:
             self._leave_world(child)
         elif code == ExitCode.USER:
@@ -250,22 +250,22 @@ class Supervisor:
             self._start_again(child, code)
 
     def _leave_world(self, child: Child) -> None:
-        """A world can't be mended: its relays go on singly, over gloo, until the next attempt."""
+        """A broken MPI world can't be repaired: its relays run as single processes over gloo until the next attempt."""
         names = ", ".join(proc.name for proc in child.order.seats)
-        self._note(f"the MPI world of {names} is over: they are started again one by one and use gloo")
+        self._note(f"the MPI world of {names} has ended: restarting each of them alone, with gloo")
         for proc in child.order.seats:
             self._crew.start(proc)
 
     def _start_again(self, child: Child, code: int) -> None:
         delay_s = self._roles.next_delay_s(child.name, time.monotonic() - child.started_s)
         if delay_s is not None:
-            self._note(f"{child.name} is started again in {delay_s:g} s")
+            self._note(f"restarting {child.name} in {delay_s:g} s")
             self._after(delay_s, partial(self._crew.start, child.proc))
         elif child.proc.role == "relay" or not self._crew.of(child.proc.role):
             raise failures.gave_up(child, code, f"restarts.per_role = {self._config.restarts.per_role}", self._run)
         else:
             self._watchdog.excuse(child.proc)
-            self._note(f"{child.name} has used up restarts.per_role: the run goes on without it")
+            self._note(f"{child.name} has used up restarts.per_role: the run continues without it")
 
     def _restore_trainer(self, child: Child, code: int) -> None:
         delay_s = self._next_restore(child, code)
@@ -290,7 +290,7 @@ class Supervisor:
         raise failures.gave_up(child, code, f"restarts.attempts = {self._config.restarts.attempts}", self._run)
 
     def _end_all(self, grace_s: float = 0.0) -> None:
-        """End every process, and forget whatever was to be started later."""
+        """End every process and cancel pending restarts."""
         self._timers.clear()
         self._elastic.end()
         self._close_link("the run ends")
@@ -317,7 +317,7 @@ class Supervisor:
             self._drain("limit" if number == signal.SIGUSR1 else "signal", signal.Signals(number).name)
 
     def _drain(self, why: Why, cause: str) -> None:
-        """Save a checkpoint and end the run, if there is somebody to save one."""
+        """Save a checkpoint and end the run. Without a controller, end it at once."""
         if self._draining and self._place.is_patient:
             return
         self.why = self.why or why
@@ -328,14 +328,14 @@ class Supervisor:
             self._outcome = RunState.DRAINED
             return
         self._draining = True
-        again = "" if self._place.is_patient else " (once more: end it now)"
+        again = "" if self._place.is_patient else " (signal again to end it now)"
         self._note(f"{cause}: saving a checkpoint, then ending the run{again}")
         self._tell(Drain("limit" if why == "limit" else "cancelled"))
         drain_s = self._place.save_s(DRAIN_S) if why == "limit" else DRAIN_S
         self._after(drain_s, partial(self._hurry, f"no checkpoint within {drain_s:.0f} s"))
 
     def _hurry(self, cause: str) -> None:
-        """Workers hear from the controller that they must go: who is killed leaves weights in its node's memory."""
+        """Ask the workers, through the controller, to leave: a killed one leaves weights in its node's memory."""
         self._hurries = True
         self._note(f"{cause}: ending every process now")
         self._tell(Drain("cancelled", at_once=True))
@@ -345,13 +345,13 @@ class Supervisor:
         self._outcome = RunState.DRAINED
 
     def _hear(self) -> None:
-        """What the controller passes on; that it died is told by its pidfd."""
+        """Handle the controller's messages. If it died, its pidfd reports it."""
         assert self._link is not None
         silent: list[Silent] = []
         try:
             while (received := self._link.recv(0)) is not None:
                 if isinstance(received[0], Warned):
-                    self._drain("signal", f"{received[0].name} was told that its time will be up")
+                    self._drain("signal", f"{received[0].name} was warned that it will be ended")
                 if isinstance(received[0], Silent):
                     silent.append(received[0])
                 if isinstance(received[0], Progress):
@@ -364,10 +364,10 @@ class Supervisor:
             self._end_silent(process)
 
     def _end_silent(self, process: Silent) -> None:
-        """Stopped, or in a loop that lets no thread run: a process that only looks alive is ended, then replaced."""
+        """End and replace a process that is alive but stuck: stopped, or in a loop that blocks all its threads."""
         child = self._crew.behind(process.name, process.incarnation)
         if child is not None and not self._draining:
-            self._note(f"{process.name} does not answer and is ended")
+            self._note(f"{process.name} does not answer: ending it")
             for ended, code in self._crew.end([child]):
                 self._settle(ended, code or -signal.SIGKILL)
 
@@ -376,14 +376,14 @@ class Supervisor:
             self._link.send(message)
 
     def _status(self) -> Status | None:
-        """What this attempt's controller wrote down last, for the user; decisions are made on what it says itself."""
+        """The last status file of this attempt's controller, to show the user. Decisions use its messages instead."""
         status = None
-        with suppress(RollartError):  # a damaged one is written anew in a moment
+        with suppress(RollartError):  # the controller soon overwrites a damaged one
             status = read_status(self._run.status)
         return status if status is not None and status.attempt >= self._controller_attempt else None
 
     def _note(self, text: str, is_news: bool = True) -> None:
-        with suppress(RollartError):  # the disk may be full; the screen is not
+        with suppress(RollartError):  # e.g. a full disk; the message still goes to the screen
             append_line(self._run.log(self._crew.attempt, "supervisor"), failures.log_line("supervisor", text))
         if is_news:
             self._screen.say(text)

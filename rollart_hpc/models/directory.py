@@ -23,7 +23,7 @@ def made_whole(target: Path, num_bytes: int) -> Iterator[Path]:
     """
     target = target.absolute()
     if target.exists() or target.is_symlink():
-        raise UserError(f"{target} exists already", f"remove it, or choose another {PLACE}")
+        raise UserError(f"{target} already exists", f"remove it, or choose another {PLACE}")
     make_directory(target.parent, PLACE)
     free = shutil.disk_usage(target.parent).free
     if free < num_bytes:
@@ -46,7 +46,7 @@ def _take_place(made: Path, target: Path) -> None:
         os.rename(made, target)
     except OSError:
         if target.exists():  # since the check
-            raise UserError(f"{target} exists already", f"remove it, or choose another {PLACE}") from None
+            raise UserError(f"{target} already exists", f"remove it, or choose another {PLACE}") from None
         raise
 
 

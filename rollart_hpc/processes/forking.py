@@ -1,7 +1,7 @@
-"""What the launcher and the preloaded process (`roles.preloaded`) say to each other. Owns the structs, no process.
+"""Messages between the launcher and the preloaded process (`roles.preloaded`). Owns the structs; starts no process.
 
-One message per packet of a SEQPACKET socket; every order is answered before the next one is read. With `Fork` come
-two descriptors, the child's standard output and standard error.
+One message per packet of a SEQPACKET socket. Each order is answered before the next one is read. `Fork` carries two
+file descriptors, the child's standard output and standard error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_ORDER_BYTES = 1 << 17
 
 
 class Fork(msgspec.Struct, tag=True):
-    """Run this module as `python -m` would, with these variables on top of the environment."""
+    """Fork a child that runs this module like `python -m`, with these variables added to the environment."""
 
     module: str
     arguments: list[str]
@@ -22,7 +22,7 @@ class Fork(msgspec.Struct, tag=True):
 
 
 class Reap(msgspec.Struct, tag=True):
-    """A child that has ended or was killed."""
+    """Reap a child that has ended or was killed."""
 
     pid: int
 
@@ -32,7 +32,7 @@ class Forked(msgspec.Struct, tag=True):
 
 
 class Reaped(msgspec.Struct, tag=True):
-    """`code` as in subprocess: negative for a signal."""
+    """`code` is as in subprocess: negative for a signal."""
 
     code: int
 

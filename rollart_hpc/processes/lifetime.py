@@ -1,4 +1,4 @@
-"""How long a process lives: with whom it ends, which signals it heeds. Owns the variables that tell it so."""
+"""When a process ends: with which parent, and on which signals. Owns the environment variables that control this."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import threading
 
 from rollart_hpc.vocabulary import ExitCode
 
-PARENT_VARIABLE = "ROLLART_PARENT_PID"  # the process ends with this parent
-LEADER_VARIABLE = "ROLLART_LEADER_PID"  # ... or with this ancestor
+PARENT_VARIABLE = "ROLLART_PARENT_PID"  # the process ends when this parent ends
+LEADER_VARIABLE = "ROLLART_LEADER_PID"  # ... or when this ancestor ends
 
-STAYS_VARIABLE = "ROLLART_STAYS"  # SIGTERM is for the supervisor: the process ends when the controller says so
+STAYS_VARIABLE = "ROLLART_STAYS"  # the process ignores SIGTERM and ends when the controller says so
 
-# Jobs have no way out: whatever asks a model hub or a usage server would wait for its time-out.
+# Jobs have no internet access: a request to a model hub or a usage server would only wait for its timeout.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 _PR_SET_PDEATHSIG = 1
 
 
 def stay_offline() -> None:
-    """Before anything heavy is imported. What the user set stands."""
+    """Call before importing anything heavy. Does not override variables that the user has set."""
     for name, value in OFFLINE.items():
         os.environ.setdefault(name, value)
 
 
 def raise_file_limit() -> int:
-    """Allow as many open files as the system lets this process have; returns how many. Each connection is one, and the
-    soft limit of many systems is 1,024: fewer than a large run has workers."""
+    """Raise the limit of open files to the hard limit and return it. Each connection needs a file, and the soft limit
+    of many systems is 1,024, less than the number of workers of a large run."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -39,7 +39,7 @@ def raise_file_limit() -> int:
 
 
 def stay_if_told() -> bool:
-    """Slurm tells every process of a job at once that its time is up, but a checkpoint needs all of them once more."""
+    """Slurm sends SIGTERM to all processes of a job at once, but they are still needed for a last checkpoint."""
     stays = bool(os.environ.pop(STAYS_VARIABLE, ""))
     if stays:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -47,12 +47,12 @@ def stay_if_told() -> bool:
 
 
 def seat_incarnation(incarnation: str, rank: int) -> str:
-    """Of a process that was started together with others under one incarnation."""
+    """The incarnation of one rank of several processes that were started together."""
     return f"{incarnation}-{rank}"
 
 
 def end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel end this process when its supervisor dies. Without a supervisor (`join`) it lives by itself."""
+    """Have the kernel end this process when its supervisor dies. Does nothing without a supervisor (`join`)."""
     leader = os.environ.pop(LEADER_VARIABLE, "")
     if leader:
         end_with(int(leader))
@@ -65,7 +65,7 @@ def end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
 
 
 def end_with(ancestor: int) -> None:
-    """The kernel's tie reaches parents only; an ancestor is watched by a thread."""
+    """The kernel's death signal works for parents only; a thread watches an ancestor."""
 
     def watch() -> None:
         poll = select.poll()

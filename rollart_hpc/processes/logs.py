@@ -1,4 +1,4 @@
-"""The form of a log line: roles write it, commands read it."""
+"""The format of a log line, which roles write and commands read."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 import xxhash
 
 from rollart_hpc.errors import SiteError
-from rollart_hpc.files import make_directory, write_json
+from rollart_hpc.files import make_directory, sync, write_json
 from rollart_hpc.roles.payloads import Payloads
 from rollart_hpc.rundir import COMMITTED, RunDir
 
@@ -34,6 +34,7 @@ def begin(run: RunDir, snapshot: dict[str, Any], payloads: Payloads) -> Path:
 
 def commit(run: RunDir, version: int, attempt: int, keep: int) -> Path:
     directory, final = run.unfinished_checkpoint(version), run.checkpoint(version)
+    sync(run.ledger)  # steps after the newest checkpoint may get lost, these may not
     checksums = {name: _checksum(directory / name) for name in (CORE, BUFFER)}
     write_json(directory / COMMITTED, {"version": version, "attempt": attempt, "checksums": checksums})
     aside = final.with_suffix(".old")

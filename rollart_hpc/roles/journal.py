@@ -191,7 +191,7 @@ class Journal:
             "trajectories": [member.id for member in members],
             "start_versions": [member.first_version for member in members],
         }
-        append_line(self.run.ledger, msgspec.json.encode(line).decode(), sync=True)
+        append_line(self.run.ledger, msgspec.json.encode(line).decode())  # on the disk before the next checkpoint is
 
     def progress(self) -> ms.Progress:
         core = self.core

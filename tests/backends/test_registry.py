@@ -88,7 +88,7 @@ def test_an_unknown_kind_is_told_all_others_and_their_origin(add: Add) -> None:
         ("", "can't be imported: AttributeError"),
         ("ENGINE = 3", "is int, not a Backend"),
         (GOOD.replace("{kind}", "other"), "declares engine other"),
-        (f"import jax\n{GOOD}", "imports jax; import it where `make` points to"),
+        (f"import jax\n{GOOD}", "imports jax; import it in the module of `make`"),
         (GOOD.replace("{module}:make", "make"), "is not of the form package.module:name"),
     ],
 )

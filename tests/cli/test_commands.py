@@ -62,13 +62,13 @@ def test_status_of_a_live_run(cli: Cli, run: RunDir) -> None:
     assert (
         "running, attempt 1" in text and "step 7/10 | lake (0.12 -> 0.50) | 123 tok/s | staleness 1/1 | env 1" in text
     )
-    assert "\nKV of pool compute: 500 of 2000 tokens (25%) on 2 engines\n" in text and "bandwidth" not in text
+    assert "\nKV use of pool compute: 500 of 2000 tokens (25%), 2 engines\n" in text and "bandwidth" not in text
     assert "dropped: stale 3\n" in text and "lost: env 1\n" in text
     failing = {"quarantined": False, "last_error": "env_error: E: my bug"}
     bad = {"quarantined": True, "quarantine_reason": "8 resets in a row failed", "last_error": "E"}
     run.status.write_text(json.dumps({**STATUS, "tasks": {"failing": failing, "bad": bad}}))
     text = cli("status", run.path).stdout
-    assert "\nbad is quarantined: 8 resets in a row failed\nfailing failed last with env_error: E: my bug\n" in text
+    assert "\nbad is quarantined: 8 resets in a row failed\nlast failure of failing: env_error: E: my bug\n" in text
     run.status.write_text(json.dumps(STATUS))
     found = json.loads(cli("status", run.path, "--json").stdout)
     assert found["state"] == "running" and found["run_dir"] == str(run.path)
@@ -151,7 +151,7 @@ def test_logs_are_merged_in_order_of_time(cli: Cli, run: RunDir) -> None:
     assert [text.split()[-1] for _, text in lines] == ["first", "second", "third", "Traceback"]
     assert cli("logs", run.path, "--role", "engine").stdout.count("\n") == 1
     wrong = cli("logs", run.path, "--role", "enigne")
-    assert wrong.returncode == 2 and "there are: engine-compute-0, env-0" in wrong.stderr
+    assert wrong.returncode == 2 and "its processes: engine-compute-0, env-0" in wrong.stderr
 
 
 def test_a_log_that_moved_is_no_error(run: RunDir) -> None:

@@ -50,7 +50,7 @@ def test_existing_run_directory(cli: Cli, run_file: Path, tmp_path: Path) -> Non
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "thesis.tex").write_text("years of work")
-    assert_refused(cli("run", run_file, "--run-dir", theirs), 2, "exists already", "choose another --run-dir", "resume")
+    assert_refused(cli("run", run_file, "--run-dir", theirs), 2, "already exists", "choose another --run-dir", "resume")
     assert [path.name for path in theirs.iterdir()] == ["thesis.tex"]
 
 
@@ -73,7 +73,7 @@ def test_commands_for_a_run_that_is_not_running(cli: Cli, run: RunDir) -> None:
     assert_refused(cli("cancel", run.path), 2, "is not running")
     assert_refused(cli("join", run.path, "env"), 2, "is not running")
     run.supervisor.write_text(json.dumps({**owner, "state": "finished"}))
-    assert_refused(cli("resume", run.path), 2, "has finished all its")
+    assert_refused(cli("resume", run.path), 2, "has finished all")
 
 
 def test_a_damaged_checkpoint_is_named_and_kept(cli: Cli, run: RunDir) -> None:

@@ -72,4 +72,4 @@ def test_without_a_network_it_says_how_to_go_on(tmp_path: Path) -> None:
 def test_a_directory_that_exists_is_refused(cli: Cli, tmp_path: Path) -> None:
     for which in ("smollm2", "tiny"):
         done = cli("model", which, tmp_path)
-        assert done.returncode == 2 and "exists already" in done.stderr
+        assert done.returncode == 2 and "already exists" in done.stderr

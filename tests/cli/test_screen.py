@@ -44,7 +44,7 @@ def test_a_line_per_step_and_validation_where_there_is_no_terminal(run: RunDir) 
     screen.say("engine-compute-0 ended")
     assert out.getvalue().splitlines() == [
         "step 2/3 in 1.5 s | lake 0.50 | 10 tok/s | staleness 1/1 | env 2",
-        "validation of version 2: lake succeeds in 0.750 of 128 plays",
+        "validation of version 2: lake success 0.750 over 128 plays",
         "engine-compute-0 ended",
     ]
 
@@ -59,8 +59,8 @@ def test_what_goes_wrong_with_a_task_is_shown(run: RunDir) -> None:
     assert out.getvalue().splitlines() == [
         "warning: task new failed for the first time: 8 resets failed",
         "warning: task new is quarantined: 8 resets failed",
-        "validation of version 2: lake succeeds in 0.750 of 3 plays, 1 more failed",
-        "validation of version 2: lake has no score, all 4 plays failed",
+        "validation of version 2: lake success 0.750 over 3 plays, 1 more failed",
+        "validation of version 2: lake has no score: all 4 plays failed",
     ]
 
 

@@ -57,4 +57,4 @@ def test_a_damaged_plan_says_what_to_do(tmp_path: Path) -> None:
     run.plan.write_text('{"procs": 3}')
     with pytest.raises(SiteError, match="damaged") as error:
         read_plan(run)
-    assert "made anew" in error.value.fix
+    assert "recompute the plan" in error.value.fix

@@ -197,7 +197,7 @@ def test_a_controller_that_keeps_dying_ends_the_run_with_its_log(drive: Drive) -
     driven = drive({"controller": {"exit": 1}}, small=True)
     code, output = driven.wait()
     assert code == 3
-    assert "controller keeps ending (exit code 1) and has used up restarts.attempts = 2" in output
+    assert "controller keeps failing (exit code 1) and has used up restarts.attempts = 2" in output
     assert "told to end" in output and "Traceback" not in output
     assert driven.run.last_attempt() == 3
     assert driven.owner()["state"] == "failed"
@@ -205,12 +205,12 @@ def test_a_controller_that_keeps_dying_ends_the_run_with_its_log(drive: Drive) -
 
 def test_a_relay_that_keeps_dying_ends_the_run(drive: Drive) -> None:
     code, output = drive({"relay-compute": {"exit": 1}}, small=True).wait()
-    assert code == 3 and "relay-compute keeps ending" in output and "restarts.per_role = 2" in output
+    assert code == 3 and "relay-compute keeps failing" in output and "restarts.per_role = 2" in output
 
 
 def test_one_engine_that_keeps_dying_is_given_up_and_the_run_goes_on(drive: Drive) -> None:
     driven = drive({"engine-compute-0": {"exit": 1}})
-    driven.until(lambda: driven.noted("goes on without it"))
+    driven.until(lambda: driven.noted("continues without it"))
     driven.end()
     assert driven.wait()[0] == 0
 
@@ -297,7 +297,7 @@ def test_elastic_workers_come_when_the_controller_says_that_there_is_work(drive:
     assert not [name for name in driven.procs() if "elastic" in name]
     (driven.run.path / "to_score").write_text("25")
     driven.until(lambda: driven.seen()["alive"].get("reward") == 3)
-    assert driven.noted("25 transcripts to score: asking for 2 elastic reward workers")
+    assert driven.noted("25 transcripts to score: requesting 2 elastic reward workers")
     assert not driven.run.status.exists()
     driven.end()
     assert driven.wait()[0] == 0
@@ -308,5 +308,5 @@ def test_a_run_in_which_nothing_moves_is_ended(drive: Drive) -> None:
     driven.until_all_joined()
     (driven.run.path / "idle").touch()
     code, output = driven.wait()
-    assert code == 3 and "nothing moved for timeouts.idle_s = 6 s" in output
+    assert code == 3 and "no progress for timeouts.idle_s = 6 s" in output
     assert "in control" in driven.run.log(1, "controller").read_text()

@@ -33,7 +33,7 @@ def test_then_progress_counts() -> None:
     for now in (110, 120, 125):
         watchdog.see(told(1, **ALL), now)
         assert watchdog.verdict(now) == ""
-    assert "nothing moved" in watchdog.verdict(125.1)
+    assert "no progress" in watchdog.verdict(125.1)
     watchdog.see(told(2, **ALL), 125.2)
     assert watchdog.verdict(145) == ""
 

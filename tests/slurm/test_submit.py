@@ -30,7 +30,7 @@ def test_the_dry_run_s_output_passes_sbatch_unchanged(cluster: Cluster, tmp_path
     tested = cluster.slurm.ask("sbatch", "--test-only", stdin=done.stdout)
     assert tested.code == 0, tested.stderr
     asked = cli("submit", "quickstart", "--site", site, "--test-only", "--run-dir", str(directory))
-    assert asked.returncode == 0 and "Slurm would start it at 20" in asked.stdout, asked.stderr
+    assert asked.returncode == 0 and "Slurm would start the job at 20" in asked.stdout, asked.stderr
     assert queued(cluster) == before and not directory.exists()
 
 
@@ -52,11 +52,11 @@ def test_what_would_not_run_is_refused_before_it_is_sent(accounting_cluster: Clu
         return done.stderr.partition("rollart-hpc:")[2]
 
     said = refused("--site", str(site), "job.account=other")
-    assert "partition staff: is open to group root only, you are in alice" in said
-    assert "you have no association with account other (yours: dev): job.account=..." in said
+    assert "partition staff: is open only to group root, you are in alice" in said
+    assert "you have no association with account other (yours: dev); set job.account=..." in said
     said = refused("--site", "dev", "job.qos=narrow")
     assert "QOS narrow: gres/gpu is limited to 2, this run needs 3" in said
-    assert "QOS narrow: jobs of 60 min at most, this one asks for 120: job.time_minutes=60" in said
+    assert "QOS narrow: jobs may take 60 min, this one requests 120; set job.time_minutes=60" in said
     assert "you may not use QOS large" in refused("--site", "dev", "job.qos=large")
     assert queued(cluster) == set()
 

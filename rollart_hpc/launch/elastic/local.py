@@ -1,4 +1,4 @@
-"""Elastic reward workers as processes of this machine. Owns their names and which of them live."""
+"""Elastic reward workers as local processes. Owns their names and knows which are alive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PREFIX = "reward-elastic-"
 
 
 class LocalWorkers:
-    num_pending = 0  # nothing waits for this machine
+    num_pending = 0  # local processes start at once
 
     def __init__(self, crew: Crew, settings: ElasticConfig) -> None:
         self._crew, self._settings = crew, settings
@@ -30,7 +30,7 @@ class LocalWorkers:
         return sum(is_elastic(child) for child in self._crew.of("reward"))
 
     def failures(self) -> list[str]:
-        """The supervisor sees for itself how its children end."""
+        """Always empty: the supervisor sees how its children end."""
         return []
 
     def worker_left(self) -> None:
@@ -40,7 +40,7 @@ class LocalWorkers:
         pass
 
     def end(self) -> None:
-        """The crew ends them with all the others."""
+        """Does nothing: the crew ends them with all other processes."""
 
 
 def is_elastic(child: Child) -> bool:

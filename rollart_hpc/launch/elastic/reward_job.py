@@ -1,4 +1,4 @@
-"""The inside of an elastic worker's job, on whatever node it gets: join the run, score, leave when nothing is left."""
+"""Runs inside the job of an elastic worker: joins the run, scores, and leaves when idle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollart_hpc.vocabulary import ExitCode
 
 
 def work(run_dir: str, idle_s: float, live_s: float) -> None:
-    """In the job. Raises if the worker failed, so that Slurm tells; that the run is over is no failure."""
+    """Raises if the worker failed, so that Slurm marks the job as failed. The end of the run is not a failure."""
     run = RunDir(run_dir)
     name = f"reward-job-{os.environ.get('SLURM_JOB_ID', os.getpid())}"
     command = python("-m", "rollart_hpc.cli", "join", run_dir, "reward", f"--name={name}")

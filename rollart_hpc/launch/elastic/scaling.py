@@ -1,9 +1,9 @@
-"""Reward workers that come with the queue and go when it is empty. Owns how many are asked for and when.
+"""Elastic reward workers: requested while the scoring queue is long. Owns how many to request, and when.
 
-    queue (waiting + being scored) -> Scaler: how many more -> ElasticWorkers: processes here, or jobs of a cluster
+    queue (waiting + being scored) -> Scaler: how many more -> ElasticWorkers: local processes, or jobs on a cluster
 
-Nobody is sent away: a worker that has had nothing to do for `reward.elastic.idle_s` leaves by itself. Only those that
-have not begun yet are cancelled. The decision is a function of what it is told.
+No running worker is stopped: one that has been idle for `reward.elastic.idle_s` leaves by itself. Only workers that
+have not started are cancelled. The decision is a pure function of its inputs.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0
 
 @dataclass
 class Scaler:
-    """Asks for more at once if nobody is there to score, otherwise when the queue has been too long for a while."""
+    """Requests workers at once if there are none, otherwise when the queue has been too long for some time."""
 
     settings: ElasticConfig
-    num_fixed: int  # workers that are always there
+    num_fixed: int  # workers that are not elastic
     _lacking_since_s: float | None = None
     _empty_since_s: float | None = None
     _num_failures: int = 0
     _not_before_s: float = 0.0
 
     def wanted(self, queue: int) -> int:
-        """Elastic workers for a queue of this length."""
+        """How many elastic workers a queue of this length needs."""
         if queue == 0:
             return 0
         enough = math.ceil(queue / self.settings.queue_per_worker) - self.num_fixed
@@ -53,7 +53,7 @@ class Scaler:
         return missing
 
     def should_cancel_pending(self, queue: int, now: float) -> bool:
-        """The queue has been empty for so long that whoever has not begun yet need not come."""
+        """The queue has been empty long enough that workers which have not started are not needed."""
         if queue:
             self._empty_since_s = None
             return False
@@ -62,7 +62,7 @@ class Scaler:
         return now - self._empty_since_s >= self.settings.idle_s
 
     def failed(self, now: float) -> float:
-        """A worker could not be had. Returns for how long none is asked for."""
+        """A worker failed to start. Returns the seconds to wait before the next request."""
         self._num_failures += 1
         pause_s = float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._num_failures - 1)))
         self._not_before_s = now + pause_s
@@ -73,39 +73,39 @@ class Scaler:
 
 
 class ElasticWorkers(Protocol):
-    """Starts elastic workers and knows how many there are. None of its methods waits for anybody."""
+    """Starts elastic workers and counts them. No method blocks."""
 
     def request(self, count: int) -> None: ...
 
     @property
     def num_requested(self) -> int:
-        """Asked for, waiting in a queue, or at work."""
+        """Workers that are requested, pending in a queue or working."""
         ...
 
     @property
     def num_pending(self) -> int:
-        """Of those, how many wait in the queue of a cluster."""
+        """How many of those are pending in the queue of a cluster."""
         ...
 
     def failures(self) -> list[str]:
-        """What went wrong since the last call."""
+        """Failures since the last call."""
         ...
 
     def worker_left(self) -> None:
-        """The controller has lost a worker: whoever counts them may look again."""
+        """The controller lost a worker: the count may be out of date."""
         ...
 
     def cancel_pending(self) -> None:
-        """Those that have not begun need not come."""
+        """Cancel workers that have not started."""
         ...
 
     def end(self) -> None:
-        """The run is over or begins again: nobody is needed any more."""
+        """End all workers: the run is over or restarts."""
         ...
 
 
 class Elastic:
-    """Asks for as many workers as the scaler wants, once a second."""
+    """Requests as many workers as the scaler wants, once a second."""
 
     def __init__(self, config: RewardConfig, workers: ElasticWorkers, note: Callable[[str], None]) -> None:
         self._scaler = Scaler(config.elastic, config.workers)
@@ -115,25 +115,25 @@ class Elastic:
         self._failures: list[str] = []
 
     def failed(self, reason: str) -> None:
-        """A worker ended that should not have."""
+        """A worker ended unexpectedly."""
         self._failures.append(reason)
 
     def tick(self, progress: Progress, now: float) -> bool:
-        """Returns whether the run waits for workers that wait in the queue of a cluster themselves."""
+        """Returns whether the run is waiting for workers that are still pending in the queue of a cluster."""
         if not self._is_on or progress.state not in (RunState.STARTING, RunState.RUNNING):
             return False
         told, self._failures = self._failures, []
         for failure in (*told, *self._workers.failures()):
             pause_s = self._scaler.failed(now)
-            self._note(f"an elastic reward worker could not be had: {failure}; trying again in {pause_s:g} s")
+            self._note(f"an elastic reward worker failed: {failure}; retrying in {pause_s:g} s")
         queue = progress.to_score
         self._see_alive(progress.alive.get("reward", 0))
         count = self._scaler.num_to_request(queue, self._workers.num_requested, now)
         if count:
-            self._note(f"{queue} transcripts to score: asking for {count} elastic reward worker{'s' * (count > 1)}")
+            self._note(f"{queue} transcripts to score: requesting {count} elastic reward worker{'s' * (count > 1)}")
             self._workers.request(count)
         elif self._workers.num_pending and self._scaler.should_cancel_pending(queue, now):
-            self._note("no transcripts to score: cancelling the elastic reward workers that have not begun")
+            self._note("no transcripts to score: cancelling the elastic reward workers that have not started")
             self._workers.cancel_pending()
         return queue > 0 and self._num_alive == 0 and self._workers.num_pending > 0
 

@@ -1,7 +1,7 @@
-"""Elastic reward workers as jobs of a cluster. Owns which of them live; a thread asks Slurm, the supervisor goes on.
+"""Elastic reward workers as jobs on a cluster. Knows which are alive. A thread calls Slurm; the supervisor never waits.
 
-Every job is written down (jobs.jsonl) and has a name of the run, so that `cancel` finds it even if this process dies,
-and so do we if sbatch had no answer but its effect.
+Every job is recorded in jobs.jsonl and has the run's name. So `cancel` finds it even if this process dies, and this
+process finds it even if sbatch timed out after it had submitted the job.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rollart_hpc.launch.slurm.script import elastic_name, job_name
 from rollart_hpc.rundir import RunDir
 
 ASK_EVERY_S = 10.0
-SUBMIT_S = 120.0  # sbatch has answered by then, or it never will
+SUBMIT_S = 120.0  # timeout of sbatch
 END_S = 10.0
-LEAVE_S = 2.0  # a worker's job is over so long after the controller has heard of it
+LEAVE_S = 2.0  # seconds from the controller losing a worker to the end of the worker's job
 CANCEL_PENDING, LOOK_SOON, CLOSE = 0, -1, -2
 
 
@@ -35,10 +35,10 @@ class SlurmWorkers:
         self._name = elastic_name(job_name(config, run))
         self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()  # how many to submit, or one of the orders above
         self._lock = threading.Lock()
-        self._states: dict[int, str] = {}  # of jobs that are not over, by id
+        self._states: dict[int, str] = {}  # job id -> state, of jobs that are not over
         self._num_ordered = 0  # not submitted yet
         self._failures: list[str] = []
-        self._in_doubt = False  # there may be jobs in the queue that we don't know of
+        self._in_doubt = False  # the queue may contain jobs of ours whose ids are unknown
         self._thread: threading.Thread | None = None
 
     # --- the supervisor's side -----------------------------------------------------------------
@@ -73,7 +73,7 @@ class SlurmWorkers:
         self._orders.put(CANCEL_PENDING)
 
     def end(self) -> None:
-        """By id and by name; workers at work hear from the controller that the run is over."""
+        """Cancel jobs by id and by name. Running workers hear from the controller that the run is over."""
         if self._thread is None:
             return
         with suppress(SlurmError):
@@ -82,7 +82,7 @@ class SlurmWorkers:
             self._states.clear()
 
     def close(self) -> None:
-        """The thread ends once it has done what it was asked for. Nobody waits for it: sbatch may hang."""
+        """The thread ends after the orders it already has. Nothing joins it, because sbatch may hang."""
         self._orders.put(CLOSE)
 
     # --- the thread ----------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class SlurmWorkers:
                 self._ask()
 
     def _submit(self, count: int) -> None:
-        """In a process of its own, in an environment that is not this job's."""
+        """Submits from a subprocess whose environment is not that of this job."""
         command = python(
             "-m", "rollart_hpc.launch.elastic.submit", "--run-dir", str(self._run.path), "--count", str(count)
         )
@@ -121,12 +121,12 @@ class SlurmWorkers:
             problem = done.stderr.strip().splitlines()[-1] if done.returncode and done.stderr.strip() else ""
         except subprocess.TimeoutExpired as error:
             ids = _ids(error.stdout)
-            problem = f"sbatch had no answer within {SUBMIT_S:g} s"
+            problem = f"sbatch did not answer within {SUBMIT_S:g} s"
         self._take_on(dict.fromkeys(ids, PENDING))
         num_found = len(ids)
         if num_found < count:
             num_found += self._ask()
-            self._in_doubt = True  # it may still arrive
+            self._in_doubt = True  # slurmctld may still accept the job
         with self._lock:
             self._num_ordered -= count
             if num_found < count:
@@ -134,31 +134,31 @@ class SlurmWorkers:
 
     def _take_on(self, states: dict[int, str]) -> None:
         for job_id in states:
-            with suppress(RollartError):  # a full disk: the job has the run's name all the same
+            with suppress(RollartError):  # e.g. a full disk: `cancel` still finds the job by its name
                 record.add(self._run, record.ElasticJob(job_id, self._name))
         with self._lock:
             self._states |= states
 
     def _ask(self) -> int:
-        """What became of them. Returns how many jobs of this name were found that nobody knew of: they are ours too."""
+        """Update the states. Returns how many unknown jobs of this name were found; they are ours too."""
         with self._lock:
             known = sorted(self._states)
         mine = (f"--user={getpass.getuser()}", f"--name={self._name}")
         try:
             rows = self._slurm.table("squeue", {"id": "%i", "state": "%T"}, *mine, "--states=all")
         except SlurmError:
-            return 0  # nobody answers: what was known holds
+            return 0  # no answer: keep the known states
         self._in_doubt = False
         states = {int(row["id"]): row["state"] for row in rows}
         unknown = {job_id: state for job_id, state in states.items() if job_id not in known and state in LIVE}
         self._take_on(unknown)
         with self._lock:
             for job_id in known:
-                state = states.get(job_id, "COMPLETED")  # Slurm has forgotten it
+                state = states.get(job_id, "COMPLETED")  # Slurm no longer knows it
                 if state not in OVER:
                     self._states[job_id] = state
                 elif self._states.pop(job_id, None) is not None and state not in ENDED_WELL:
-                    self._failures.append(f"job {job_id} ended: {state}")
+                    self._failures.append(f"job {job_id} ended as {state}")
         return len(unknown)
 
     def _cancel_waiting(self) -> None:

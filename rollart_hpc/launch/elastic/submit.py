@@ -1,7 +1,7 @@
 """Submits elastic reward workers. `python -m rollart_hpc.launch.elastic.submit --run-dir DIR --count N`
 
-A process of its own, for two reasons: submitit calls sbatch with the environment of its process, which must not be
-that of a job; and sbatch may take its time. Prints the ids of the jobs, a line each.
+It is a separate process for two reasons: submitit calls sbatch with its own environment, which must not be that of a
+job; and sbatch may be slow. Prints one job id per line.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from rollart_hpc.launch.elastic.reward_job import work
 from rollart_hpc.launch.slurm.script import elastic_name, free_options, job_name, permissions, setup_lines
 from rollart_hpc.rundir import RunDir
 
-MARGIN_S = 60  # a worker leaves so long before its job's time limit
+MARGIN_S = 60  # seconds before its job's time limit at which a worker leaves
 
 
 def parameters(config: RunConfig, site: SiteConfig, run: RunDir) -> dict[str, Any]:
-    """What submitit is told about every such job."""
+    """submitit's parameters for these jobs."""
     name = site.serving(CPU)
     options, elastic = site.options(name), config.reward.elastic
     limit = site.classes[name].max_minutes
     further = {key: True if value is None else value for key, value in permissions(config, options)}
     further |= {key: True if value is None else value for key, value in free_options({**options.sbatch})}
     further |= {"propagate": "NONE", "no-requeue": True}
-    further.pop("dependency", None)  # of the run itself
+    further.pop("dependency", None)  # it is for the run's own job
     return {
         "job_name": elastic_name(job_name(config, run)),
         "partition": site.classes[name].partition,

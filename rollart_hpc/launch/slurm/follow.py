@@ -1,4 +1,4 @@
-"""Following a run on a cluster from outside until it has ended. Owns what is said on the way; ends nothing."""
+"""Follows a run on a cluster until it ends, and shows its progress. Ends nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def follow(run: RunDir, job_id: int, slurm: Slurm, screen: Screen) -> int:
 
 
 def _code_of_job(slurm: Slurm, job_id: int) -> int:
-    """Of a job that failed, if Slurm still knows."""
+    """The exit code of a failed job, if Slurm still knows it."""
     try:
         rows = slurm.records("show", "job", str(job_id))
         return int(rows[0].get("ExitCode", "0:0").split(":")[0]) or ExitCode.ENVIRONMENT

@@ -1,15 +1,15 @@
-"""The inside of a Slurm job: what its batch script becomes. `python -m rollart_hpc.launch.slurm.job --run-dir DIR`
+"""The supervisor inside a Slurm job: the batch script execs `python -m rollart_hpc.launch.slurm.job --run-dir DIR`.
 
-Carries out the plan on the nodes the job was given, and decides what follows its end:
+Runs the plan on the nodes of the job, and decides what happens when it ends:
 
     finished                        exit 0
-    the time is up                  checkpoint, requeue: the same job goes on with the next attempt
+    the time limit is near          checkpoint, requeue: the same job continues with the next attempt
     preemption (SIGTERM)            checkpoint if there is time, requeue unless Slurm has done so
-    scancel (SIGTERM)               checkpoint if there is time, the end
-    a node failed                   Slurm starts the job again; if a role failed first, it is requeued from here
+    scancel (SIGTERM)               checkpoint if there is time, end
+    a node failed                   Slurm restarts the job; if a role failed first, we requeue it
     anything else                   exit 2 or 3, the job fails
 
-A job that Slurm has started so often without a new checkpoint as `restarts.attempts` allows fails.
+A job fails after `restarts.attempts` restarts without a new checkpoint.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from rollart_hpc.vocabulary import ExitCode, RunState
 
 END_S = (
     DRAIN_S + 2 * LEAVE_S + SRUN_S + CANCEL_S + EPILOGUE_S + 10.0
-)  # from SIGTERM to the end of this process, at most
+)  # maximum time from SIGTERM to the end of this process
 
 
 class Output:
-    """The supervisor's screen in a job: lines for the job's log."""
+    """The supervisor's screen in a job: prints lines to the job's log."""
 
     def say(self, text: str) -> None:
         print(time.strftime("%m-%d %H:%M:%S"), text, flush=True)
@@ -70,7 +70,7 @@ class Output:
 
 class Job:
     def __init__(self, run: RunDir, held_by: record.HeldBy = "script") -> None:
-        """An allocation that somebody sits in front of may have any shape and is never requeued."""
+        """A job that is not held by a batch script may have any shape and is never requeued."""
         self.held_by = held_by
         self.once = once = held_by != "script"
         self.run, self.out, self.slurm = run, Output(), Slurm()
@@ -89,7 +89,7 @@ class Job:
             outcome, why = self._supervise()
         except RollartError as error:
             if error.exit_code == ExitCode.ENVIRONMENT and self._note_bad_nodes() and self._may_go_on():
-                self.out.say(f"{error}\nwith a node lost, so this is tried again")
+                self.out.say(f"{error}\na node was lost, so the job is requeued")
                 return self._requeue(error.what)
             self._end(RunState.FAILED, error.what)
             raise
@@ -98,7 +98,7 @@ class Job:
             self._report()
             return 0
         if why == "limit" and not record.is_cancelled(record.read(self.run)):
-            return self._requeue("the time of the job was up")
+            return self._requeue("the job was near its time limit")
         state, reason = self._why_terminated()
         if state is RunState.DRAINED:
             return self._requeue(reason)
@@ -123,7 +123,7 @@ class Job:
             run_epilogues(self.run.path, self.plan, self.site, self.allocation, self.out.say)
 
     def _warm_up(self, place: SlurmPlace) -> None:
-        """The nodes have nothing to do while the base model is made: their roles import what they need."""
+        """The nodes are idle while the base model is made, so their roles import what they need."""
         config = self.config
         kinds = {
             "engine": f"engine.{config.engine.kind}",
@@ -131,7 +131,7 @@ class Job:
             "relay": "relay",
         }
         if config.weights.collective == "mpi":
-            del kinds["relay"]  # they start together, as one MPI world
+            del kinds["relay"]  # relays start together, as one MPI world
         for proc in self.plan.workers:
             if proc.role in kinds:
                 place.warm_up(proc, kinds[proc.role], role_environment(proc, config))
@@ -169,7 +169,7 @@ class Job:
         return newest.step if newest else -1
 
     def _note_bad_nodes(self) -> bool:
-        """Of this start and the one before it; those known already don't count."""
+        """Check the nodes of this start and of the one before. Returns whether there are new bad ones."""
         began = [line for line in record.read(self.run) if isinstance(line, record.Began)][-1:]
         before = (host for line in began for part in line.parts for host in part.hosts)
         return note_nodes(self.run, self.slurm, {*before, *self.allocation.hosts.values()}, self.out.say)
@@ -185,21 +185,21 @@ class Job:
         try:
             requeue(self.slurm, self.allocation.leader, excluded(self.run, self.site), self.out.say)
         except SlurmError as error:
-            self._end(RunState.DRAINED, f"{reason}; Slurm won't requeue the job: {error.what}")
-            raise SiteError(error.what, f"go on with: rollart-hpc resume {self.run.path}") from None
+            self._end(RunState.DRAINED, f"{reason}; Slurm refused to requeue the job: {error.what}")
+            raise SiteError(error.what, f"resume the run: rollart-hpc resume {self.run.path}") from None
         return 0
 
     def _why_terminated(self) -> tuple[RunState, str]:
-        """Slurm sends the same signal to a job that it cancels, will start again, or will end after a time of grace."""
+        """Slurm sends the same signal to a job that it cancels, requeues, or preempts after a grace time."""
         if not record.is_cancelled(record.read(self.run)):
             try:
                 known = self.slurm.records("show", "job", str(self.allocation.leader))[0]
             except SlurmError as error:
                 return RunState.DRAINED, f"ended by a signal; {error.what}"
             if int(known.get("Restarts", "0")) > self.allocation.restart:
-                return RunState.REQUEUED, "preempted, or requeued by hand"
+                return RunState.REQUEUED, "preempted, or requeued by a user"
             if known.get("JobState") == RUNNING:
-                return RunState.DRAINED, "about to be preempted, or signalled by hand"
+                return RunState.DRAINED, "about to be preempted, or signalled by a user"
         return RunState.CANCELLED, "the job was cancelled"
 
     def _write_cluster(self, gpu_hours: dict[str, GpuHours]) -> None:
@@ -217,7 +217,7 @@ class Job:
 
 
 class _TimeIsUp(BaseException):
-    """SIGUSR1 while the model is made: nothing is lost by ending here."""
+    """SIGUSR1 while the model is made: the job can end at once, because there is nothing to save."""
 
 
 class _ended_by_signals:
@@ -241,11 +241,11 @@ def _part(component: Component, allocation: Allocation) -> record.Part:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rollart_hpc.launch.slurm.job", allow_abbrev=False)
     parser.add_argument("--run-dir", required=True)
-    parser.add_argument("--held-by", default="script", choices=get_args(record.HeldBy), help="what holds the job")
+    parser.add_argument("--held-by", default="script", choices=get_args(record.HeldBy), help="what owns the job")
     args = parser.parse_args(arguments)
     os.umask(0o077)  # files of a run are private to its user
-    end_with_parent(signal.SIGTERM)  # debug's prompt, if that started it
-    # The time limit's signal may come when nobody waits for it. Children must not inherit that it is ignored.
+    end_with_parent(signal.SIGTERM)  # the parent is debug's prompt, if that started it
+    # The time limit's signal may come before the supervisor handles it. Children must not inherit an ignored signal.
     signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
         return Job(open_run_dir(args.run_dir), args.held_by).carry_out()

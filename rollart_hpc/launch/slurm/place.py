@@ -1,8 +1,8 @@
-"""The nodes of a Slurm job as a place: a process is one step of it. Owns srun's options and how a step is ended.
+"""The nodes of a Slurm job as a place: each process is a job step. Owns srun's options and how a step is ended.
 
-The child is the local srun: it lives as long as its step, passes signals on and returns the exit code. On SIGTERM it
-kills the step's processes; a step whose srun is gone is cancelled by its id, which is looked up by a name that no
-other step has. The controller runs beside the supervisor, in the batch step: it must be reachable at once.
+The child is the local srun: it lives as long as its step, forwards signals and returns the exit code. On SIGTERM it
+kills the step's processes. A step whose srun is gone is cancelled by id, which is looked up by the step's unique name.
+The controller runs next to the supervisor, in the batch step, because it must be reachable at once.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from rollart_hpc.launch.slurm.step import SrunStep, WarmSteps
 from rollart_hpc.processes.lifetime import STAYS_VARIABLE
 from rollart_hpc.rundir import RunDir
 
-SRUN_S = 8.0  # a step is gone so long after its srun was asked to end it
+SRUN_S = 8.0  # maximum time for srun to end its step
 CANCEL_S = 5.0
-AFTER_S = 40.0  # a job whose time is up needs so long after its checkpoint: ending steps, epilogues, the requeue
-QUERY_S = 10.0  # Slurm's answers; the supervisor waits for them
+AFTER_S = 40.0  # time needed after the last checkpoint of a job: ending steps, epilogues, the requeue
+QUERY_S = 10.0  # timeout of Slurm queries, during which the supervisor waits
 
 
 class SlurmPlace:
-    is_patient = True  # who sends SIGTERM here sends SIGKILL in time
+    is_patient = True  # Slurm follows its SIGTERM with SIGKILL by itself
 
     def __init__(
         self, run_dir: Path, plan: Plan, site: SiteConfig, allocation: Allocation, slurm: Slurm, budget: Budget
@@ -48,18 +48,18 @@ class SlurmPlace:
         self._allocation, self._slurm, self._budget = allocation, slurm, budget
         self._local = LocalPlace()
         self._warm = WarmSteps()
-        self._leave_s = math.inf  # on our monotonic clock
+        self._leave_s = math.inf  # on the local monotonic clock
 
     def left_s(self) -> float:
         return self._budget.left_s()
 
     def save_s(self, usual_s: float) -> float:
-        """Half of what is left if that is short."""
+        """What is left of the margin, minus the time needed afterwards; at least half of it."""
         grace_s = self._budget.grace_s()
         return max(grace_s - AFTER_S, grace_s / 2)
 
     def told_to_end(self) -> None:
-        """Slurm may be about to kill this process too: what it must be told is told now, beside the checkpoint."""
+        """Slurm may soon kill this process too, so a thread talks to Slurm now, while the checkpoint is written."""
         threading.Thread(target=self._talk_to_slurm, args=(time.monotonic(),), daemon=True).start()
 
     def _talk_to_slurm(self, since_s: float) -> None:
@@ -80,18 +80,18 @@ class SlurmPlace:
         return self._warm.take(order, command) or self._step(order, command, variables)
 
     def warm_up(self, proc: Proc, kind: str, environment: dict[str, str]) -> None:
-        """Start the step of a process ahead of time: it imports what a role of this kind needs, then waits."""
+        """Start the step of a process early: it imports what a role of this kind needs, then waits."""
         order = Order(proc, 0, RunDir(self._run_dir).job_log(proc.name))
         command = python("-m", "rollart_hpc.roles.warm", kind)
         self._warm.add(self._step(order, command, self._variables(environment), stdin=subprocess.PIPE))
 
     def cool_down(self) -> None:
-        """End those that were not needed."""
+        """End warm steps that were not used."""
         self._warm.close()
 
     def _variables(self, environment: dict[str, str]) -> dict[str, str]:
         variables = clean_environment(environment) | self._site.network.env | {STAYS_VARIABLE: "1"}
-        variables.pop("CUDA_VISIBLE_DEVICES", None)  # of the first component, wrong in all others
+        variables.pop("CUDA_VISIBLE_DEVICES", None)  # set for the first component, wrong in all others
         return variables
 
     def _step(
@@ -103,12 +103,12 @@ class SlurmPlace:
         return self._start_step(order, [*options, *self._inside(component, command)], variables, stdin)
 
     def start_world(self, order: Order, command: list[str], environment: dict[str, str]) -> Child:
-        """A rank finds its seat by its host: within a component Slurm numbers ranks in an order of its own."""
+        """A rank finds its process by host name, because Slurm chooses the order of ranks within a component."""
         network = self._site.network
         if self._site.mpi == "none":
             raise UserError(
                 "weights.collective=mpi, but the site file says mpi: none",
-                "set it to what `srun --mpi=list` offers (pmi2 for mpich), or weights.collective=gloo",
+                "set mpi to a type of `srun --mpi=list` (pmi2 for mpich), or set weights.collective=gloo",
             )
         hosts = ",".join(self._allocation.hosts[seat.node] for seat in order.seats)
         command = [*command, f"--data={network.data or network.control}", f"--hosts={hosts}"]
@@ -144,7 +144,7 @@ class SlurmPlace:
         return ["srun", f"--jobid={self._allocation.leader}", "--mpi=none", "--kill-on-bad-exit=0", *part]
 
     def _srun_world(self, order: Order, command: list[str]) -> list[str]:
-        """One step over all components that have a seat: one rank space. All ranks end with the first that fails."""
+        """One step over all components that have a rank, with one rank space. All ranks end when one fails."""
         full = ["srun", f"--jobid={self._allocation.leader}", f"--mpi={self._site.mpi}", "--kill-on-bad-exit=1"]
         full.append("--input=none")
         by_component: dict[int, list[Proc]] = {}
@@ -157,7 +157,7 @@ class SlurmPlace:
         return [*full, *parts[0], *(word for part in parts[1:] for word in (":", *part))]
 
     def _part(self, order: Order, component: Component, procs: list[Proc]) -> list[str]:
-        """One process on each host. Everything is stated: srun inherits some of the job's options, by version."""
+        """One process on each host. All options are explicit: which ones srun inherits depends on Slurm's version."""
         proc, needs = procs[0], procs[0].needs
         hosts = ",".join(self._allocation.hosts[each.node] for each in procs)
         options = [
@@ -181,7 +181,7 @@ class SlurmPlace:
         return ":".join(["gpu", *([kind] if kind else []), str(proc.needs.gpus)])
 
     def _inside(self, component: Component, command: list[str]) -> list[str]:
-        """The command with the class's own interpreter, behind the class's own shell lines if it has any."""
+        """The command with the interpreter of the class, after the shell lines of the class if it has any."""
         options = self._site.options(component.hardware)
         if options.python and command[0] == sys.executable:
             command = [options.python, *command[1:]]
@@ -189,13 +189,13 @@ class SlurmPlace:
         if options.scratch:
             lines.append(f'export TMPDIR="{options.scratch}"')
         if component.index and options.prologue != self._site.options(self._plan.components[0].hardware).prologue:
-            lines.append(options.prologue)  # that of the first component was run by the batch script
+            lines.append(options.prologue)  # the batch script has run that of the first component
         return ["/bin/bash", "-c", "\n".join([*lines, 'exec "$@"']), "rollart", *command] if lines else command
 
     # --- steps without an srun -------------------------------------------------------------------
 
     def _cancel(self, steps: list[SrunStep]) -> None:
-        """If Slurm does not answer, the processes end by the controller's silence."""
+        """If Slurm does not answer, the processes end when the controller's heartbeats stop."""
         names = {step.slurm_name for step in steps}
         jobs = ",".join(str(job_id) for job_id in self._allocation.job_ids)
         with suppress(SlurmError):
@@ -206,5 +206,5 @@ class SlurmPlace:
 
 
 def step_name(order: Order) -> str:
-    """Of this start and no other."""
+    """A name that is unique to this start."""
     return f"{order.proc.name}.{order.incarnation}"

@@ -1,15 +1,15 @@
-"""How a run on a cluster stands: what it wrote down and what Slurm says, as one state. Only reads.
+"""The state of a run on a cluster, from its own records and from Slurm. Only reads.
 
-Slurm has it pending                pending, and why
-Slurm has it running                what the controller says; starting before it says anything
+the job is pending                  pending, with Slurm's reason
+the job is running                  the controller's state; starting until it has one
 over, by rollart-hpc cancel         cancelled
-over, and the supervisor told how   finished, failed, drained
-over, and nobody told               cancelled or killed, with Slurm's word
-Slurm does not answer               what was written down last
-no job was ever seen                pending: it is being submitted, or that failed
+over, recorded by the supervisor    finished, failed, drained
+over, without a record              cancelled or killed, with Slurm's state
+Slurm does not answer               the last recorded state
+no job is known                     pending: it is being submitted, or the submission failed
 
-Whoever looks again and again takes `killed` for the end only after a while (`StateWatch`): a job that Slurm is about to
-start again looks like that for a moment.
+Code that polls must accept `killed` only after some time (`StateWatch`): a job that Slurm is about to restart looks
+killed for a moment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SURE_S = 30.0
 
 
 class JobState(NamedTuple):
-    state: RunState | None  # None: what the controller says
+    state: RunState | None  # None: use the controller's state
     reason: str
     rows: list[JobRow]
 
@@ -47,32 +47,32 @@ def job_state(run: RunDir, queue: Queue) -> JobState:
     if live:
         return JobState(None if of_controller else told or RunState.STARTING, reason, rows)
     if told is None and not job_ids(run):
-        fix = f"if its submission failed, go on with: rollart-hpc resume {run.path}"
-        return JobState(RunState.PENDING, f"no job of it is known; {fix}", rows)
+        fix = f"if its submission failed, submit it again: rollart-hpc resume {run.path}"
+        return JobState(RunState.PENDING, f"it has no known job; {fix}", rows)
     if told is RunState.FINISHED:
         return JobState(told, reason, rows)
     said = ", ".join(dict.fromkeys(row.state for row in rows))
     if record.is_cancelled(record.read(run)) or said == "CANCELLED":
         return JobState(RunState.CANCELLED, reason, rows)
     if told in (None, RunState.RUNNING, RunState.REQUEUED):
-        return JobState(RunState.KILLED, f"Slurm says {said}" if said else "Slurm has forgotten its job", rows)
+        return JobState(RunState.KILLED, f"Slurm says {said}" if said else "Slurm no longer knows its job", rows)
     return JobState(told, reason, rows)
 
 
 def _why_pending(live: list[JobRow]) -> str:
-    """The component that nothing but itself holds back says most."""
+    """Prefers the reason of a component that does not wait for another component."""
     reasons = list(dict.fromkeys(row.reason for row in live if row.reason))
     starts = [row.start for row in live if row.start]
     estimated = f"; expected to start at {max(starts)}" if starts else ""
-    return f"{', '.join(reasons) or 'waits'}{estimated}"
+    return f"{', '.join(reasons) or 'waiting'}{estimated}"
 
 
 class StateWatch:
-    """For a state that is looked at again and again: is it one that stays?"""
+    """Decides whether a polled state is final."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._killed_s = math.inf  # since when it has looked like that
+        self._killed_s = math.inf  # since when it has looked killed
 
     def is_stable(self, state: RunState | None) -> bool:
         if state is not RunState.KILLED:

@@ -1,4 +1,4 @@
-"""Which partitions this user may use, by groups. Owns that question; limits are elsewhere."""
+"""Which partitions this user may use according to Unix groups. Limits are elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_open(partition: Partition) -> bool:
 
 
 def own_groups() -> set[str]:
-    """Names of this user's groups; a group without a name by its number."""
+    """Names of this user's groups; the number of a group without a name."""
     name = pwd.getpwuid(os.geteuid()).pw_name
     found = set()
     for gid in os.getgrouplist(name, os.getegid()):

@@ -87,7 +87,7 @@ def test_jobs_are_submitted_without_this_job_s_variables_and_followed_to_their_e
     assert workers.num_requested == 1
     (tmp_path / "state").write_text("FAILED")
     until(lambda: workers.num_requested == 0)
-    assert workers.failures() == ["job 77 ended: FAILED"] and workers.failures() == []
+    assert workers.failures() == ["job 77 ended as FAILED"] and workers.failures() == []
     workers.end()
     assert "-reward" in (tmp_path / "cancelled").read_text()
 

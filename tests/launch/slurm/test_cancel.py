@@ -65,7 +65,7 @@ def test_one_that_does_not_end_is_cancelled_then_killed(run: RunDir) -> None:
         and "--name=x,x-reward" in slurm.asked[3]
         and slurm.asked[4:] == [KILL]
     )
-    with pytest.raises(SiteError, match="cancel once more"):
+    with pytest.raises(SiteError, match="run cancel again"):
         cancel.cancel_jobs(run, Told("never"), print)
 
 

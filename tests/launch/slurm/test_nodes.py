@@ -66,7 +66,7 @@ def test_what_was_known_holds_while_slurm_does_not_answer(run: RunDir, nodes: No
     (tmp_path / "nodes").write_text("exit 1")
     said: list[str] = []
     assert not note_nodes(run, Slurm(), ["n2"], said.append)
-    assert record.bad_hosts(record.read(run)) == ["n1"] and "not known" in said[0]
+    assert record.bad_hosts(record.read(run)) == ["n1"] and "unknown" in said[0]
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_time_left_as_slurm_writes_it():
 
 def test_reasons_in_words():
     assert words("None") == ""
-    assert words("Resources") == "waits for nodes to become free (Resources)"
+    assert words("Resources") == "waiting for free nodes (Resources)"
     assert "QOS" in words("QOSMaxCpuPerUserLimit") and words("QOSMaxCpuPerUserLimit").endswith(
         "(QOSMaxCpuPerUserLimit)"
     )

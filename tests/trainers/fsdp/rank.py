@@ -15,7 +15,7 @@ import torch
 
 from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers.fsdp.trainer import FsdpTrainer
-from rollart_hpc.trainers.world import open_world
+from rollart_hpc.trainers.world import open_world, rank_errors
 from tests.trainers.plain import make_config, make_groups
 
 
@@ -45,7 +45,8 @@ def train(job: dict[str, Any], rank: int) -> dict[str, Any]:
 
 def main(job: dict[str, Any], rank: int) -> None:
     try:
-        result = train(job, rank)
+        with rank_errors():  # as the role of a trainer does
+            result = train(job, rank)
     except SiteError as error:
         result = {"error": str(error)}
     Path(f"{job['out']}.{rank}.json").write_text(json.dumps(result))
