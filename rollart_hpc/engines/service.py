@@ -101,6 +101,8 @@ class Service:
                 log.warning("ignoring unexpected message %s", type(message).__name__)
 
     def _generate(self, message: Generate, frames: list[Frame]) -> None:
+        if message.forget:
+            self._engine.forget(message.forget)
         request = Request(
             request=message.request,
             trajectory=message.trajectory,

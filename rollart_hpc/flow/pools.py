@@ -16,6 +16,7 @@ from rollart_hpc.flow.state import Trajectory, Worker
 
 SLACK = 0.05  # an engine that is this much fuller than the mean takes nothing new
 TINY = 1e-6  # rounding error of a sum of weights
+NO_VERSION = -1  # bucket of the engines that have no weights of this attempt yet
 MAX_LOOKS = 8  # engines tried for one trajectory before it waits for free KV
 KV_GRAIN = 64  # KV use is compared in 64ths of the capacity, so that ranks do not change with every turn
 
@@ -60,13 +61,11 @@ class Pool:
         """Refresh an engine that changed. `version`: the version it can generate with, or None."""
         name = engine.name
         earlier = self._shares.get(name)
-        share = None if version is None else _share(engine, version)
+        share = _share(engine, NO_VERSION if version is None else version)
         if share != earlier:
             self._move(name, earlier, share)
-        if share is None:
-            return
         ranking = self.buckets[share.version].open
-        if engine.load < engine.capacity and not is_blocked:
+        if engine.load < engine.capacity and version is not None and not is_blocked:
             ranking.put(name, _key(engine))
         else:
             ranking.drop(name)
@@ -86,7 +85,7 @@ class Pool:
                 del self.buckets[earlier.version]
 
     def leave(self, engine: Worker) -> None:
-        self.update(engine, None)
+        self._move(engine.name, self._shares.get(engine.name), None)
         del self.engines[engine.name]
 
 

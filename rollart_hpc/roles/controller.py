@@ -66,12 +66,13 @@ class Controller:
         self._told: ms.Progress | None = None  # last one sent to the supervisor
         self._told_s = 0.0
         self._commit: ms.Committed | None = None
+        self._forgets: dict[str, list[str]] = {}  # trajectories that each engine may forget
         self._carry_out: dict[type, Callable[[Any], None]] = {
             ev.Generate: self._generate, ev.Deliver: self._deliver, ev.Score: self._score,
             ev.Release: lambda c: self.payloads.release(c.trajectory), ev.SendChunk: self._send_chunk,
             ev.RecordStep: self._record_step, ev.SaveCheckpoint: self._save_checkpoint,
             ev.ValidationDone: lambda c: self.journal.validation(c.version), ev.StopRun: self._stop_run,
-            ev.Warn: self._warn,
+            ev.Warn: self._warn, ev.Forget: self._forget,
         }  # fmt: skip
 
     @property
@@ -159,6 +160,7 @@ class Controller:
         if now >= self._told_s + PROGRESS_S:
             self._told_s = now
             self._tell_progress()
+            self._send_forgets()
 
     def _tell_progress(self) -> None:
         """Tell the supervisor (watchdog, elastic scaling), if something has changed."""
@@ -197,9 +199,18 @@ class Controller:
         turn, frames = self.payloads.turns[c.trajectory]
         message = ms.Generate(
             c.request, c.trajectory, turn.prefix_tokens, turn.prefix_hash, turn.full, turn.max_new_tokens,
-            c.temperature, c.seed, c.prefill_only, c.kv,
+            c.temperature, c.seed, c.prefill_only, c.kv, self._forgets.pop(c.engine, []),
         )  # fmt: skip
         self._send(c.engine, message, *frames)
+
+    def _forget(self, c: ev.Forget) -> None:
+        """Sent with the engine's next request: that is when it needs the memory. Idle engines wait a second."""
+        self._forgets.setdefault(c.engine, []).append(c.trajectory)
+
+    def _send_forgets(self) -> None:
+        forgets, self._forgets = self._forgets, {}
+        for engine, trajectories in forgets.items():
+            self._send(engine, ms.Forget(trajectories))
 
     def _deliver(self, c: ev.Deliver) -> None:
         message, frames = self.payloads.answers.pop(c.trajectory)
@@ -288,20 +299,18 @@ def _announce(start: Start, controller: Controller) -> None:
         os.close(start.ready_fd)
 
 
-def _spare_turns_the_collector() -> None:
-    """A full garbage collection visits every live object: with 10,000 trajectories it delays all turns by some 100 ms.
-
-    The core leaves no cycles behind, so a full collection runs only at a checkpoint, when everybody waits anyway.
-    """
+def _stop_collecting_garbage() -> None:
+    """A collection looks at all live objects and delays every turn. The core leaves no reference cycles behind, so
+    collections run only when a checkpoint is saved."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 50, 1_000_000)
+    gc.disable()
 
 
 def main(start: Start) -> int:
     raise_file_limit()
     controller = Controller(start)
-    _spare_turns_the_collector()
+    _stop_collecting_garbage()
     _announce(start, controller)
     return controller.run()
 

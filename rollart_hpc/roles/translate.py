@@ -90,8 +90,6 @@ def message_of(c: ev.Command) -> tuple[str, ms.Message] | None:
             return c.worker, ms.Resend(c.trajectory, c.issue, c.turn)
         case ev.AbortRequest():
             return c.engine, ms.Abort(c.request)
-        case ev.Forget():
-            return c.engine, ms.Forget([c.trajectory])
         case ev.Adopt():
             return c.relay, ms.Adopt(*c.weights)
         case ev.PublishAgain():

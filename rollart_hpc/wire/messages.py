@@ -196,6 +196,7 @@ class Generate(Message):
     seed: int  # used only if the run is deterministic
     prefill_only: bool = False  # answered with Prefilled
     kv: str = ""  # from Prefilled: KV of the prompt, made by another engine
+    forget: list[str] = []  # trajectories to forget first, as with Forget
 
 
 class Abort(Message):
