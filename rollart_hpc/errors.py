@@ -1,4 +1,4 @@
-"""The errors a user may see. Owns exit codes; knows nothing of what raised them.
+"""The errors a user may see. Each has an exit code, defined in `vocabulary`. Does not know what raises them.
 
 A `RollartError` is printed without a traceback. Broken invariants are assertions, failed
 trajectories are data (with a counted reason), dead processes are events: none of those belong here.
@@ -6,15 +6,15 @@ trajectories are data (with a counted reason), dead processes are events: none o
 
 from __future__ import annotations
 
-EXIT_USER = 2
-EXIT_ENVIRONMENT = 3
-DETAIL_CHARS = 500  # at most, of what a failed trajectory tells about its failure
+from rollart_hpc.vocabulary import ExitCode
+
+DETAIL_CHARS = 500  # maximum length of the error text of a failed trajectory
 
 
 class RollartError(Exception):
     """What went wrong, and what to do next."""
 
-    exit_code = EXIT_ENVIRONMENT
+    exit_code = ExitCode.ENVIRONMENT
 
     def __init__(self, what: str, fix: str = "") -> None:
         super().__init__(what)
@@ -28,13 +28,13 @@ class RollartError(Exception):
 class UserError(RollartError):
     """The request can't be carried out as written: bad config, missing file, existing directory."""
 
-    exit_code = EXIT_USER
+    exit_code = ExitCode.USER
 
 
 class SiteError(RollartError):
     """The machine can't do it: disk full, no shared memory, corrupt checkpoint, a role that keeps dying."""
 
-    exit_code = EXIT_ENVIRONMENT
+    exit_code = ExitCode.ENVIRONMENT
 
 
 class ConfigError(UserError):
@@ -43,5 +43,6 @@ class ConfigError(UserError):
     def __init__(self, source: str, problems: list[str]) -> None:
         lines = "\n".join(f"  - {p}" for p in problems)
         count = f"{len(problems)} problem" + ("s" if len(problems) != 1 else "")
-        super().__init__(f"{source}: {count}\n{lines}", "correct them and run `rollart-hpc check` again")
+        fix = "correct them and run `rollart-hpc check` again; `rollart-hpc keys KEY` explains a key"
+        super().__init__(f"{source}: {count}\n{lines}", fix)
         self.problems = problems

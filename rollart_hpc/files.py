@@ -1,6 +1,6 @@
-"""How files of a run are written: whole or not at all, private, and with a clear error when the disk can't take them.
+"""Writes the files of a run: atomically, private to the user, with a clear error when the disk refuses.
 
-Owns modes, atomic replacement and the words for a full disk. Knows no file name (`config.rundir` does).
+Owns file modes, atomic replacement and the messages for disk errors. Knows no file names (`rundir` does).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _FIXES = {
     errno.EACCES: "you may not write there: choose another {place}",
     errno.EPERM: "you may not write there: choose another {place}",
     errno.EIO: "the disk reports errors: choose another {place}",
-    errno.ENOENT: "there is no such place: choose another {place}",
-    errno.ENOTDIR: "a file stands where a directory is needed: choose another {place}",
+    errno.ENOENT: "the directory does not exist: choose another {place}",
+    errno.ENOTDIR: "a part of the path is a file, not a directory: choose another {place}",
     errno.ENAMETOOLONG: "choose a shorter {place}",
 }
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -35,9 +35,9 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def disk_errors(path: Path, place: str = "--run-dir") -> Iterator[None]:
-    """A place that is full, read-only, not ours or not there becomes a `SiteError`; any other OSError passes.
+    """Turn the error of a full, read-only, forbidden or missing path into a `SiteError`; other OSErrors pass.
 
-    `place`: what the user can choose another one of.
+    `place`: the option or setting that the user can change, e.g. --run-dir.
     """
     try:
         yield
@@ -56,7 +56,7 @@ def make_directory(path: Path, place: str = "--run-dir") -> Path:
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Replace `path` in one move: a reader sees the old content or the new one, also after a crash."""
+    """Replace `path` atomically: a reader sees either the old or the new content, even after a crash."""
     data = content.encode() if isinstance(content, str) else content
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with disk_errors(path):
@@ -78,24 +78,24 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any | None:
-    """The content of a JSON file, None if there is none. A file that does not parse is a `SiteError`."""
+    """The content of a JSON file; None if the file does not exist. A file that does not parse is a `SiteError`."""
     try:
         return json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
-        raise SiteError(f"{path} is damaged: {error}", "restore it, or remove it if you know what it was") from None
+        raise SiteError(f"{path} is damaged: {error}", "restore it from a backup, or remove it") from None
 
 
 def mend(path: Path) -> None:
-    """End a last line that an earlier writer left torn, so that the next one does not continue it."""
+    """Terminate a torn last line, so that the next write starts a new line."""
     with disk_errors(path), suppress(FileNotFoundError), path.open("rb+") as file:
         if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
             file.write(b"\n")
 
 
 def append_line(path: Path, line: str, *, sync: bool = False) -> None:
-    """Add one line to a log of records, in a single write; `sync`: it is on the disk when this returns."""
+    """Append one line to a file of records in a single write. `sync`: the line is on disk when this returns."""
     with disk_errors(path):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
         try:
@@ -108,8 +108,15 @@ def append_line(path: Path, line: str, *, sync: bool = False) -> None:
             os.close(handle)
 
 
+def sync(path: Path) -> None:
+    """What was written to this file, if there is one, is on the disk when this returns."""
+    if path.exists():
+        with disk_errors(path), open(path, "rb") as file:
+            os.fsync(file.fileno())
+
+
 def point(link: Path, target: Path) -> None:
-    """Make `link` a relative symlink to `target`, replacing an older one in one move."""
+    """Make `link` a relative symlink to `target`, atomically replacing an existing link."""
     scratch = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
     with disk_errors(link):
         os.symlink(os.path.relpath(target, link.parent), scratch)

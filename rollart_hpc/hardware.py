@@ -1,4 +1,4 @@
-"""Hardware classes and figures of GPUs. Owns both; knows neither roles nor partitions."""
+"""Hardware classes and GPU specifications. Knows neither roles nor partitions."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ COMPUTE = "compute"  # training, prefill-heavy generation
 BANDWIDTH = "bandwidth"  # decode-heavy generation
 ENGINE_CLASSES = (COMPUTE, BANDWIDTH)
 CLASSES = (CPU, *ENGINE_CLASSES)
+MIN_SPEED, MAX_SPEED = 0.01, 100.0  # of an engine, relative to others
 
 
 class Gpu(NamedTuple):
     tflops: float  # dense, BF16
     memory_gb: float
     bandwidth_tb_s: float  # of its memory
-    cost: float  # of an hour, relative to an H20; 0 where we know none: the site file may say it
+    cost: float  # per hour, relative to an H20; 0 if unknown: the site file may give it
 
 
-# The first two from the ROLLART paper's table, the others (SXM where there is one) from their vendor's data sheets.
+# The first two are from a table of the ROLLART paper, the others from vendor data sheets (SXM if there is one).
 GPUS = {
     "h800": Gpu(tflops=989.5, memory_gb=80, bandwidth_tb_s=3.35, cost=2.85),
     "h20": Gpu(tflops=148.0, memory_gb=96, bandwidth_tb_s=4.0, cost=1.0),

@@ -1,4 +1,4 @@
-"""The data that passes between stages. Owns shapes and names; does no I/O and imports no torch.
+"""The data passed between stages. Owns shapes and names; does no I/O and imports no torch.
 
 Worked example: a two-turn trajectory of FrozenLake under policy versions 4 and 5.
 
@@ -23,7 +23,7 @@ OBSERVED = -1  # the version of a token that the policy did not sample
 
 
 class WeightsId(NamedTuple):
-    """Which weights. `attempt` grows at every restore, so a rolled-back version is never mistaken for its successor."""
+    """Identifies weights. `attempt` grows at every restore, so a rolled-back version can't be taken for a later one."""
 
     attempt: int
     version: int
@@ -31,7 +31,7 @@ class WeightsId(NamedTuple):
 
 @dataclass(slots=True)
 class TokenRecord:
-    """What was seen and sampled in one trajectory, token by token. Three arrays of one length."""
+    """Every token of one trajectory, observed or sampled, as three arrays of equal length."""
 
     ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -48,7 +48,7 @@ class TokenRecord:
             np.frombuffer(ids, np.int32), np.frombuffer(logprobs, np.float32), np.frombuffer(versions, np.int32)
         )
         if not len(record.ids) == len(record.logprobs) == len(record.versions):
-            raise ValueError("ids, logprobs and versions differ in length")
+            raise ValueError("ids, logprobs and versions have different lengths")
         return record
 
     def to_frames(self) -> list[Frame]:
@@ -65,7 +65,7 @@ class TokenRecord:
 
 @dataclass(slots=True)
 class Sample:
-    """One trainable token sequence with its reward; `advantage` is filled in by the algorithm."""
+    """One trainable token sequence with its reward. The algorithm fills in `advantage`."""
 
     trajectory: str
     group: int
@@ -77,7 +77,7 @@ class Sample:
 
 @dataclass(slots=True)
 class TrainGroup:
-    """A complete group as the trainer gets it: `group_size` trajectories, each of one or more samples."""
+    """A complete group as the trainer receives it: `group_size` trajectories, each with one or more samples."""
 
     group: int
     task: str

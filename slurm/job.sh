@@ -1,6 +1,6 @@
 #!/bin/bash -l
 # $title
-# Written by rollart-hpc submit. The supervisor below starts every process of the run and watches it.
+# Written by rollart-hpc submit. The supervisor below starts and watches every process of the run.
 $directives
 
 unset CUDA_VISIBLE_DEVICES  # this script's own GPUs, if any, must not leak into steps without GPUs

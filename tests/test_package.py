@@ -43,7 +43,7 @@ def test_an_installed_wheel_finds_its_files_from_anywhere(tmp_path: Path) -> Non
     assert "good" in done.stdout
     code = (
         "from rollart_hpc.config import packaged; print(packaged.directory('runs'));"
-        "from rollart_hpc.launch.devcluster.layout import templates; print(templates())"
+        "from rollart_hpc.devcluster.layout import templates; print(templates())"
     )
     where = subprocess.run(
         [sys.executable, "-c", code],

@@ -1,8 +1,8 @@
-"""Our engine behind its service against the backend driven directly, on the same prompts. Owns the comparison.
+"""Compares an engine behind its service with its backend used directly, on the same prompts.
 
-Both are up all the time and take turns, so that noise of the machine hits both alike; the ratio is that of the
-tokens per second of a pair, and the median of all pairs is reported. The model's end-of-turn ids are taken out for
-this, so that every answer has the same length.
+Both stay up and take turns, so that noise of the machine affects both equally. The ratio is that of the tokens per
+second of a pair; the median of all pairs is reported. The model's end-of-turn ids are removed, so that every answer
+has the same length.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rollart_hpc.backends.registry import declared, find, load
 from rollart_hpc.bench.pairs import Pairs, check_model
-from rollart_hpc.config.extras import need
 from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.extras import TRAIN, Need, need
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Frame, WeightsId
 from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.wakeup import Wakeup
 
 if TYPE_CHECKING:
-    from rollart_hpc.engines.contract import Engine
+    from rollart_hpc.engines.contract import EngineSetup
 
 Say = Callable[[str], None]
 Prompts = list[list[int]]
@@ -47,7 +49,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("batch", "prompt_tokens", "new_tokens", "pairs"):
             if getattr(self, name) < 1:
-                raise UserError(f"{name} = {getattr(self, name)}: nothing would run", "take at least 1")
+                raise UserError(f"{name} = {getattr(self, name)}: nothing would run", "use at least 1")
         check_model(self.model)
 
 
@@ -67,12 +69,16 @@ class Result(Pairs):
 
 
 def bench_engine(settings: Settings, say: Say) -> Result:
-    need({"train": ("torch", "transformers"), "vllm": ("vllm",) if settings.kind == "vllm" else ()})
+    backend = find("engine", settings.kind)
+    if not backend.raw:
+        able = ", ".join(each.kind for each in declared("engine") if each.raw)
+        raise UserError(f"engine {settings.kind} has nothing to compare it with", f"use one of: {able}")
+    need(TRAIN, Need(backend.modules, backend.extra, backend.install))
     with tempfile.TemporaryDirectory(prefix="rollart-bench-") as scratch:
         root = Path(scratch)
         model = _endless(settings.model or _tiny(root, settings.kind, say), root / "endless")
         say("  starting both")
-        raw, ours = _raw(settings, model, root), Ours(settings, model, root)
+        raw, ours = load(backend, backend.raw)(_setup(settings, model, root, "raw")), Ours(settings, model, root)
         try:
             return _compare(settings, raw, ours, _vocabulary(model), say)
         finally:
@@ -88,24 +94,25 @@ def _compare(settings: Settings, raw: Any, ours: Ours, vocabulary: int, say: Say
         prompts = [[rng.randrange(vocabulary) for _ in range(settings.prompt_tokens)] for _ in range(settings.batch)]
         return num_tokens / float(side.seconds(prompts, settings.new_tokens))
 
-    for side in (raw, ours):  # what is set up at the first request is left out
+    for side in (raw, ours):  # warm up: the set-up at the first request does not count
         rate(side)
     for number in range(settings.pairs):
         first, second = (raw, ours) if number % 2 else (ours, raw)
         rates = {id(side): rate(side) for side in (first, second)}
         result.ours.append(rates[id(ours)])
         result.raw.append(rates[id(raw)])
-        say(f"  pair {number + 1}: {result.ours[-1]:.0f} against {result.raw[-1]:.0f} tokens/s")
+        say(f"  pair {number + 1}: ours {result.ours[-1]:.0f} tokens/s, raw {result.raw[-1]:.0f} tokens/s")
     return result
 
 
 class Ours:
-    """An engine with the model's own weights, and a service over it."""
+    """An engine with the model's own weights, and its service."""
 
     def __init__(self, settings: Settings, model: Path, root: Path) -> None:
         from rollart_hpc.engines.directory import named_tensors
+        from rollart_hpc.engines.kinds import make_engine
 
-        self._engine = _engine(settings, model, root)
+        self._engine = make_engine(_setup(settings, model, root, "ours"))
         self._root = root
         self._engine.suspend()
         self._engine.install(named_tensors(model), WeightsId(1, 0))
@@ -133,7 +140,7 @@ class Ours:
 
 
 class Loop:
-    """The controller's side of a link, in this thread: all turns at once, then Stop with the last answer."""
+    """The controller's side of a link, in this thread. Sends all turns at once, and Stop after the last answer."""
 
     clock_offset_s = 0.0
 
@@ -153,7 +160,7 @@ class Loop:
 
     def send(self, message: ms.Message, *frames: Frame) -> None:
         if not isinstance(message, ms.Generated):
-            raise SiteError(f"the engine answered {type(message).__name__}", "this is a defect of the benchmark")
+            raise SiteError(f"the engine answered {type(message).__name__}", "report this as a bug of the benchmark")
         self._num_left -= 1
         if not self._num_left:
             self._incoming.append((ms.Stop("done"), []))
@@ -174,53 +181,32 @@ def _config(settings: Settings) -> EngineConfig:
     )  # fmt: skip
 
 
-def _setup(settings: Settings, model: Path, root: Path, side: str) -> Any:
-    from rollart_hpc.engines.vllm.settings import Setup
+def _setup(settings: Settings, model: Path, root: Path, side: str) -> EngineSetup:
+    from rollart_hpc.engines.contract import EngineSetup
 
     max_len = settings.prompt_tokens + settings.new_tokens + 1
-    return Setup(model, _config(settings), max_len, root / f"cache-{side}", seed=1)
-
-
-def _raw(settings: Settings, model: Path, root: Path) -> Any:
-    if settings.kind == "vllm":
-        from rollart_hpc.engines.vllm.raw import RawVllm
-
-        return RawVllm(_setup(settings, model, root, "raw"))
-    from rollart_hpc.engines.raw import RawTorch
-
-    return RawTorch(model, _config(settings))
-
-
-def _engine(settings: Settings, model: Path, root: Path) -> Engine:
-    if settings.kind == "vllm":
-        from rollart_hpc.engines.vllm.engine import VllmEngine
-        from rollart_hpc.weights.store import NodeStore
-
-        return VllmEngine(_setup(settings, model, root, "ours"), NodeStore(root / "store", "inbox"))
-    from rollart_hpc.engines.torch_engine import TorchEngine
-
-    return TorchEngine(model, _config(settings), settings.prompt_tokens + settings.new_tokens + 1)
+    return EngineSetup(model, _config(settings), max_len, root / f"cache-{side}", root / "store", seed=1)
 
 
 # --- the model ---------------------------------------------------------------------------------
 
 
 def _tiny(root: Path, kind: str, say: Say) -> Path:
-    """A run of no steps makes it."""
+    """Made by a run of 0 steps."""
     say("  making the tiny model")
     command = [sys.executable, "-m", "rollart_hpc.cli", "run", "quickstart", "--quiet", "--run-dir", str(root / "run")]
     command += ["steps=0", "validation.plays=0", f"engine.kind={kind}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SiteError(f"the tiny model could not be made: {done.stderr.strip()[-2000:]}", "give one with --model")
-    return root / "run" / "model"
+        raise SiteError(f"could not make the tiny model: {done.stderr.strip()[-2000:]}", "name a model with --model")
+    return RunDir(root / "run").model
 
 
 def _endless(model: Path, target: Path) -> Path:
-    """The same model without an end of turn."""
+    """The same model without end-of-turn ids."""
     target.mkdir()
     for path in model.iterdir():
-        if path.name not in ("config.json", "generation_config.json"):
+        if path.name not in ("config.json", "generation_config.json", "tokenizer_config.json"):
             (target / path.name).symlink_to(path.resolve())
     content = json.loads((model / "config.json").read_text())
     content["eos_token_id"] = None

@@ -1,4 +1,4 @@
-"""Rates of our thing and of the raw thing, measured in turns. Owns the ratio that counts, not what is measured."""
+"""Pairs of rates, ours and raw, measured alternately. Owns the reported ratio; does not know what is measured."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rollart_hpc.errors import UserError
 
 
 def check_model(model: Path | None) -> None:
-    """Before anything large is imported for it."""
+    """Check the path before anything heavy is imported."""
     if model is not None and not (model / "config.json").is_file():
-        raise UserError(f"{model} is no model directory: it has no config.json", "name a Hugging Face directory")
+        raise UserError(f"{model} is not a model directory: it has no config.json", "name a Hugging Face directory")
 
 
 @dataclass(kw_only=True)
@@ -25,11 +25,11 @@ class Pairs:
 
     @property
     def ratio_to_raw(self) -> float:
-        """The median of the pairs: noise of the machine hits both sides of a pair alike."""
+        """The median over the pairs, because noise of the machine affects both sides of a pair equally."""
         return statistics.median(ours / raw for ours, raw in zip(self.ours, self.raw, strict=True))
 
     def json(self, **facts: Any) -> str:
-        """`facts`: what was measured, and with which settings."""
+        """`facts`: what was measured, and the settings."""
         rates = {"ratio_to_raw": self.ratio_to_raw, "tokens_per_s": self.ours, "raw_tokens_per_s": self.raw}
         return msgspec.json.format(msgspec.json.encode(facts | rates)).decode()
 

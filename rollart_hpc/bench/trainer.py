@@ -1,7 +1,7 @@
-"""The trainer, from groups to a committed step, against a bare torch loop on the same batch. Owns the comparison.
+"""Compares the trainer, from groups to a committed step, with a bare torch loop on the same batch.
 
-Both are up all the time and take turns, so that noise of the machine hits both alike; the ratio is that of the tokens
-per second of a pair, and the median of all pairs is reported.
+Both stay up and take turns, so that noise of the machine affects both equally. The ratio is that of the tokens per
+second of a pair; the median of all pairs is reported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name, low in (("samples", GROUP_SIZE), ("sample_tokens", 4), ("microbatch_tokens", 1), ("pairs", 1)):
             if getattr(self, name) < low:
-                raise UserError(f"{name} = {getattr(self, name)} is too small", f"take at least {low}")
+                raise UserError(f"{name} = {getattr(self, name)} is too small", f"use at least {low}")
         check_model(self.model)
 
     @property
@@ -61,7 +61,7 @@ class Result(Pairs):
 
 
 def bench_trainer(settings: Settings, say: Say) -> Result:
-    from rollart_hpc.trainers.raw import Ours, Raw, make_model
+    from rollart_hpc.bench.heavy.raw_trainer import Ours, Raw, make_model
 
     config = RunConfig()
     config.trainer.microbatch_tokens = settings.microbatch_tokens
@@ -78,11 +78,11 @@ def bench_trainer(settings: Settings, say: Say) -> Result:
         for number in range(settings.pairs + 1):
             first, second = (ours, raw) if number % 2 else (raw, ours)
             took = {id(side): side.seconds(_batch(settings, vocabulary, number)) for side in (first, second)}
-            if number == 0:  # what is set up at the first step is left out
+            if number == 0:  # warm-up: the set-up at the first step does not count
                 continue
             result.ours.append(settings.num_tokens / took[id(ours)])
             result.raw.append(settings.num_tokens / took[id(raw)])
-            say(f"  pair {number}: {result.ours[-1]:.0f} against {result.raw[-1]:.0f} tokens/s")
+            say(f"  pair {number}: ours {result.ours[-1]:.0f} tokens/s, raw {result.raw[-1]:.0f} tokens/s")
         ours.close()
         return result
 
@@ -92,7 +92,7 @@ def _vocabulary(model: Path) -> int:
 
 
 def _batch(settings: Settings, vocabulary: int, seed: int) -> list[TrainGroup]:
-    """Groups of samples whose second half was sampled."""
+    """Groups of samples; the second half of each sample's tokens was sampled."""
     rng = np.random.default_rng(seed)
     groups = [TrainGroup(number, "bench") for number in range(settings.samples // GROUP_SIZE)]
     num_observed = int(settings.sample_tokens * (1 - SHARE_SAMPLED))

@@ -1,8 +1,8 @@
-"""Weights through relays against the bare collective, and an install against a memcpy. Owns the comparison.
+"""Compares weight transfer through relays with the bare collective, and an install with a memcpy.
 
-Both sides of a pair move the same bytes over the same collective between the same two processes and take turns, so that
-noise of the machine hits both alike; medians are reported. The measurements themselves are `weights.measure` and
-`engines.exposed`, in processes of their own.
+Both sides of a pair move the same bytes over the same collective between the same two processes. They take turns, so
+that noise of the machine affects both equally. Medians are reported. `bench.heavy.relays` and `bench.heavy.install`
+measure, in their own processes.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class Settings:
     def __post_init__(self) -> None:
         if self.bucket_mb < 8 or self.total_mb < self.bucket_mb or self.pairs < 1:
             raise UserError(
-                f"{self.total_mb} MB in buckets of {self.bucket_mb} MB, {self.pairs} pairs: can't be measured",
-                "take buckets of at least 8 MB, at least one of them and at least one pair",
+                f"can't measure {self.total_mb} MB in buckets of {self.bucket_mb} MB with {self.pairs} pairs",
+                "use buckets of at least 8 MB, at least one bucket and at least one pair",
             )
 
 
 class Row(msgspec.Struct):
-    """One collective, once a run is under way. `ratio_to_raw`: speed through relays, checksums and all, over that of
-    the bare collective; `ratio_less_checksum`: the same with one pass of the checksum taken off the time."""
+    """One collective, in steady state. `ratio_to_raw`: speed through relays, with checksums, over the speed of the bare
+    collective. `ratio_less_checksum`: the same, with the time of one checksum pass subtracted."""
 
     collective: str
     ratio_to_raw: float
     ratio_less_checksum: float
     relay_gb_per_s: float
     raw_gb_per_s: float
-    checksum_share: float  # one pass of the checksum over the bytes, of the time through relays
+    checksum_share: float  # time of one checksum pass over the bytes, as a share of the time through relays
 
 
 class Exposed(msgspec.Struct):
@@ -77,13 +77,14 @@ def _measure(settings: Settings, collective: str) -> Row:
     total = settings.total_mb << 20
     root = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="rollart-bench-", dir=root) as scratch:
-        command = [sys.executable, "-m", "rollart_hpc.weights.measure", scratch, str(total)]
+        command = [sys.executable, "-m", "rollart_hpc.bench.heavy.relays", scratch, str(total)]
         command += [str(settings.bucket_mb << 20), str(settings.pairs)]
         told = _told(
             [[find_mpiexec(), "-n", "2", *command]] if collective == "mpi" else [[*command, "0"], [*command, "1"]]
         )
     if told["collective"] != collective:
-        raise SiteError(f"the relays used {told['collective']} instead of {collective}", "is mpi4py working here?")
+        what = f"the relays used {told['collective']} instead of {collective}"
+        raise SiteError(what, "check that mpi4py works here, or choose other --collectives")
     pairs = list(zip(told["raw_s"], told["ours_s"], strict=True))
     ours_s, checksum_s = statistics.median(told["ours_s"]), statistics.median(told["checksum_s"])
     return Row(
@@ -98,19 +99,23 @@ def _measure(settings: Settings, collective: str) -> Row:
 
 def _exposed(pairs: int) -> Exposed:
     with tempfile.TemporaryDirectory(prefix="rollart-bench-") as scratch:
-        told = _told([[sys.executable, "-m", "rollart_hpc.engines.exposed", str(Path(scratch) / "model"), str(pairs)]])
+        told = _told(
+            [[sys.executable, "-m", "rollart_hpc.bench.heavy.install", str(Path(scratch) / "model"), str(pairs)]]
+        )
     return msgspec.convert(told, Exposed)
 
 
 def _told(commands: list[list[str]]) -> dict[str, Any]:
-    """The line of JSON of the first of these processes."""
+    """The line of JSON that the first of these processes prints."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
     processes = [subprocess.Popen(c, stdout=pipe, stderr=pipe, text=True, env=variables) for c in commands]
     outputs = [process.communicate() for process in processes]
     for process, (_, errors) in zip(processes, outputs, strict=True):
         if process.returncode:
-            raise SiteError(f"a process of the benchmark failed: {errors.strip()[-2000:]}")
+            raise SiteError(
+                f"a process of the benchmark failed: {errors.strip()[-2000:]}", "fix the error, then try again"
+            )
     line: dict[str, Any] = json.loads(outputs[0][0].strip().splitlines()[-1])
     return line
 

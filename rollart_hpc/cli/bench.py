@@ -12,14 +12,14 @@ from rollart_hpc.bench import modes as bench
 from rollart_hpc.bench import packing as bench_packing
 from rollart_hpc.bench import trainer as bench_trainer
 from rollart_hpc.bench import weights as bench_weights
-from rollart_hpc.config.schema import MODES
+from rollart_hpc.config.modes import Mode
 from rollart_hpc.errors import SiteError
 from rollart_hpc.launch.leader import find_mpiexec
 
 
 def modes(args: argparse.Namespace) -> int:
     settings = bench.Settings(args.mean, tuple(args.std), args.steps, args.repeats, args.model)
-    num_runs = len(MODES) * len(settings.stds_s) * settings.repeats
+    num_runs = len(Mode) * len(settings.stds_s) * settings.repeats
     print(f"{num_runs} runs of {settings.steps} steps each, one after the other", file=sys.stderr)
     rows = bench.bench_modes(settings, lambda text: print(text, file=sys.stderr, flush=True))
     print(bench.as_json(settings, rows) if args.json else bench.table(rows))
@@ -34,7 +34,7 @@ def engine(args: argparse.Namespace) -> int:
 
 
 def hub(args: argparse.Namespace) -> int:
-    settings = bench_hub.Settings(tuple(args.slots), args.seconds)
+    settings = bench_hub.Settings(bench_hub.sizes_of(args.engines, args.slots), args.seconds)
     rows = bench_hub.bench_hub(settings, lambda text: print(text, file=sys.stderr, flush=True))
     print(bench_hub.as_json(settings, rows) if args.json else bench_hub.table(rows))
     return 0
@@ -64,7 +64,7 @@ def weights(args: argparse.Namespace) -> int:
 
 
 def _collectives() -> list[str]:
-    """MPI where it is installed."""
+    """gloo, and MPI if it is installed."""
     try:
         find_mpiexec()
     except SiteError:

@@ -1,4 +1,4 @@
-"""`check`: every problem of a run, before it starts."""
+"""`check`: report every problem of a run before it starts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check(args: argparse.Namespace) -> int:
         return 0
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    print(f"{args.run}: good, {len(plan.procs)} processes")
+    print(f"{args.run}: no problems, {len(plan.procs)} processes")
     for node in dict.fromkeys(proc.node for proc in plan.procs):
         print(f"  {node}: {', '.join(proc.name for proc in plan.procs if proc.node == node)}")
     return 0

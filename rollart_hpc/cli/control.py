@@ -1,4 +1,4 @@
-"""`cancel` and `join`: talk to a run that goes on elsewhere, on this machine or on a cluster."""
+"""`cancel` and `join`: act on a run that another process supervises, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -13,39 +13,42 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from rollart_hpc.cli.status import is_on_cluster, read_status
 from rollart_hpc.config.resolved import read_resolved
-from rollart_hpc.config.rundir import RunDir, open_run_dir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.hardware import CPU, ENGINE_CLASSES
 from rollart_hpc.launch.command import environment, role_command
-from rollart_hpc.launch.ownership import RUNNING, ask_to_end, read_ownership, supervisor_pid
-from rollart_hpc.launch.plan import Proc, make_plan
+from rollart_hpc.launch.ownership import ask_to_end, read_ownership, supervisor_pid
+from rollart_hpc.launch.plan import Plan, Proc
+from rollart_hpc.launch.plan_file import read_plan
 from rollart_hpc.launch.process import Order
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.cancel import cancel_jobs
 from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.launch.slurm.job import END_S
+from rollart_hpc.launch.status import is_on_cluster, run_status
 from rollart_hpc.launch.supervisor import DRAIN_S
+from rollart_hpc.rundir import RunDir, open_run_dir
 from rollart_hpc.types import Role
+from rollart_hpc.vocabulary import RunState
 
 _MARGIN_S = 30.0
 
 
 def cancel(args: argparse.Namespace) -> int:
-    """Waits until the run has ended."""
+    """Asks the run to end and waits until it has."""
     run = open_run_dir(args.run_dir)
     is_guest = is_on_cluster(run) and record.is_guest(record.read(run))
     if is_on_cluster(run) and not is_guest:
         cancel_jobs(run, Slurm(), lambda text: print(text, file=sys.stderr))
-        print(f"{read_status(run)['state']}; go on with: rollart-hpc resume {run.path}")
+        print(f"{run_status(run).state}; resume it with: rollart-hpc resume {run.path}")
         return 0
     pid = ask_to_end(run)
     print(f"asked the supervisor (pid {pid}) to save a checkpoint and end the run", file=sys.stderr)
     _wait_for_end(pid, END_S if is_guest else DRAIN_S + _MARGIN_S)
-    state = read_ownership(run)["state"]  # still "running" if it had not begun to train
-    print(f"{'ended' if state == 'running' else state}; go on with: rollart-hpc resume {run.path}")
+    owner = read_ownership(run)
+    has_told = owner is not None and owner.state.is_over  # a run that ends before training may record no end state
+    print(f"{owner.state if owner and has_told else 'ended'}; resume it with: rollart-hpc resume {run.path}")
     return 0
 
 
@@ -57,20 +60,20 @@ def _wait_for_end(pid: int, timeout_s: float) -> None:
         ended = poll.poll(timeout_s * 1000)
         os.close(pidfd)
         if not ended:
-            raise SiteError(f"the supervisor (pid {pid}) did not end within {timeout_s:g} s", "cancel once more")
+            raise SiteError(f"the supervisor (pid {pid}) did not end within {timeout_s:g} s", "run cancel again")
 
 
 def join(args: argparse.Namespace) -> int:
-    """Become the worker: its output goes to this terminal, Ctrl-C ends it, the run notices and goes on."""
+    """Replaces this process with the worker. Output goes to this terminal; Ctrl-C ends the worker, not the run."""
     run = open_run_dir(args.run_dir)
     _need_running(run)
     config = read_resolved(run.config)
     if args.role == "engine" and is_on_cluster(run) and config.weights.transport == "staged":
         raise UserError(
             "an engine can't join a run on a cluster: staged weights reach only the nodes of its job",
-            "ask for more engines at submission: pools.NAME.engines=N",
+            "request more engines when you submit the run: pools.NAME.engines=N",
         )
-    proc = _new_proc(cast(Role, args.role), args.pool, config)
+    proc = _new_proc(cast(Role, args.role), args.pool, config, read_plan(run))
     proc = replace(proc, name=args.name or proc.name)
     threads = config.engine.threads if proc.role == "engine" else 1
     command = role_command(Order(proc, run.last_attempt(), Path(os.devnull)), run)
@@ -89,19 +92,19 @@ def _leaving(args: argparse.Namespace) -> list[str]:
 
 def _need_running(run: RunDir) -> None:
     owner = read_ownership(run)
-    if owner.get("state") == RUNNING and owner.get("host") != socket.gethostname():
-        return  # the controller's answer will tell
+    if owner is not None and owner.state is RunState.RUNNING and owner.host != socket.gethostname():
+        return  # its supervisor is on another host and can't be checked from here
     if supervisor_pid(run) is None:
-        raise UserError(f"{run.path} is not running", f"start it again: rollart-hpc resume {run.path}")
+        raise UserError(f"{run.path} is not running", f"resume it: rollart-hpc resume {run.path}")
 
 
-def _new_proc(role: Role, pool: str, config: RunConfig) -> Proc:
+def _new_proc(role: Role, pool: str, config: RunConfig, plan: Plan) -> Proc:
     tag = f"join-{secrets.token_hex(3)}"
     if role != "engine":
         if pool:
             raise UserError(f"--pool {pool} is for engines only", f"leave it out for a worker of role {role}")
         return Proc(f"{role}-{tag}", role, CPU, socket.gethostname())
-    open_pools = _pools_with_weights(config)
+    open_pools = _pools_with_weights(config, plan)
     fix = f"--pool {' or --pool '.join(open_pools)}"
     if pool not in ENGINE_CLASSES:
         raise UserError(f"an engine needs a pool, got {pool!r}", fix)
@@ -110,9 +113,9 @@ def _new_proc(role: Role, pool: str, config: RunConfig) -> Proc:
     return Proc(f"engine-{pool}-{tag}", role, pool, pool, pool=pool)
 
 
-def _pools_with_weights(config: RunConfig) -> list[str]:
-    """Staged weights reach only the nodes that had a relay when the run began."""
+def _pools_with_weights(config: RunConfig, plan: Plan) -> list[str]:
+    """Staged weights reach only the nodes that had a relay when the run started."""
     if config.weights.transport != "staged":
         return list(ENGINE_CLASSES)
-    nodes = {relay.node for relay in make_plan(config).of("relay")}
+    nodes = {relay.node for relay in plan.of("relay")}
     return [pool for pool in ENGINE_CLASSES if pool in nodes]

@@ -1,4 +1,4 @@
-"""`debug`: a run in an allocation with a prompt in front of it: look, attach, leave nothing behind."""
+"""`debug`: a run in an interactive allocation, with a prompt to inspect it. Nothing is left behind when it ends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from pathlib import Path
 from rollart_hpc.cli.main import main as run_command
 from rollart_hpc.cli.plan import load_for_site
 from rollart_hpc.cli.submit import run_root_of
-from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.rundir import RunDir, new_run_dir, open_run_dir
 from rollart_hpc.errors import RollartError, UserError
 from rollart_hpc.launch.plan import Plan, make_plan
+from rollart_hpc.launch.plan_file import create_run
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.allocation import Allocation
 from rollart_hpc.launch.slurm.commands import clean_environment
@@ -27,10 +26,11 @@ from rollart_hpc.launch.slurm.interactive import (
     supervisor_command,
 )
 from rollart_hpc.launch.slurm.script import job_name
+from rollart_hpc.rundir import RunDir, new_run_dir, open_run_dir
 
 
 def debug(args: argparse.Namespace) -> int:
-    """In an allocation that fits: there. Else salloc asks for one and calls this again, inside."""
+    """Uses the current allocation if there is one. Otherwise salloc requests one and runs this command inside it."""
     if args.inside:
         return _sit(open_run_dir(args.run), "prompt")
     loaded = load_for_site(args)
@@ -38,9 +38,7 @@ def debug(args: argparse.Namespace) -> int:
         raise UserError(f"site {loaded.site.name} is one machine, not a cluster", "use: rollart-hpc run")
     run = RunDir(args.run_dir) if args.run_dir else new_run_dir(loaded.config.name, run_root_of(loaded.site))
     plan = make_plan(loaded.config, loaded.site)
-    run.create()
-    write_resolved(run.config, loaded.config)
-    write_resolved(run.site, loaded.site)
+    create_run(run, loaded.config, loaded.site, plan)
     _say(f"run directory {run.path}")
     if "SLURM_JOB_ID" in os.environ:
         return _sit(run, "user")
@@ -51,7 +49,7 @@ def debug(args: argparse.Namespace) -> int:
 
 def _sit(run: RunDir, held_by: record.HeldBy) -> int:
     plan, allocation = current_allocation(run)
-    log = run.job_logs / "debug.log"
+    log = run.job_log("debug")
     with supervised(supervisor_command(run, held_by), log, _say):
         Prompt(run, plan, allocation, log).sit()
     return 0
@@ -68,12 +66,12 @@ class Prompt(cmd.Cmd):
         super().__init__()
         self._run, self._plan, self._allocation = run, plan, allocation
         self.intro = (
-            f"all roles of {run.path} are starting in job {allocation.leader}; the supervisor writes to {log}\n"
-            "status, logs [ROLE], attach PROCESS, exit (ends the run); anything else is run by your shell"
+            f"starting all roles of {run.path} in job {allocation.leader}; the supervisor's log is {log}\n"
+            "commands: status, logs [ROLE], attach PROCESS, exit (ends the run); anything else goes to your shell"
         )
 
     def sit(self) -> None:
-        """Until the user has enough; Ctrl-C only ends the command at hand."""
+        """Reads commands until the user exits. Ctrl-C ends only the current command."""
         while True:
             try:
                 return self.cmdloop()
@@ -82,15 +80,15 @@ class Prompt(cmd.Cmd):
                 print()
 
     def do_status(self, line: str) -> None:
-        """How the run is doing."""
+        """Show the status of the run."""
         run_command(["status", str(self._run.path)])
 
     def do_logs(self, line: str) -> None:
-        """The logs of all processes, of a role or of a process."""
+        """Show the logs of all processes, of one role or of one process."""
         run_command(["logs", str(self._run.path), *(["--role", line] if line else [])])
 
     def do_attach(self, line: str) -> None:
-        """A shell on the node of a process."""
+        """Open a shell on the node of a process."""
         try:
             subprocess.run(attach_command(line, self._plan, self._allocation), env=clean_environment(), check=False)
         except RollartError as error:

@@ -1,4 +1,4 @@
-"""`doctor`: would a run work at this site? A line for every check, with what to do about it."""
+"""`doctor`: would a run work at this site? Prints one line per check, with the fix for each problem."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ import sys
 from rollart_hpc.cli.submit import run_root_of
 from rollart_hpc.config import packaged
 from rollart_hpc.config.load import load_site
-from rollart_hpc.config.rundir import run_root
-from rollart_hpc.errors import EXIT_ENVIRONMENT, UserError
+from rollart_hpc.doctor.quick import quick_findings
+from rollart_hpc.doctor.submit import ask_nodes
+from rollart_hpc.errors import UserError
 from rollart_hpc.launch import finding
-from rollart_hpc.launch.doctor.cheap import cheap_findings
-from rollart_hpc.launch.doctor.submit import ask_nodes
 from rollart_hpc.launch.finding import Finding
 from rollart_hpc.launch.slurm.commands import Slurm
+from rollart_hpc.rundir import run_root
+from rollart_hpc.vocabulary import ExitCode
 
 
 def doctor(args: argparse.Namespace) -> int:
     site = load_site(args.site or _own_site())
     if site.launcher != "slurm":
-        raise UserError(f"site {site.name} is one machine, not a cluster", "name a site file of a cluster with --site")
+        raise UserError(
+            f"site {site.name} is one machine, not a cluster", "name the site file of a cluster with --site"
+        )
     slurm = Slurm()
     root = run_root_of(site) or run_root()
     shown: list[Finding] = []
@@ -32,21 +35,24 @@ def doctor(args: argparse.Namespace) -> int:
             for line in finding.lines(found):
                 print(line, flush=True)
 
-    show(cheap_findings(site, root, slurm))
+    show(quick_findings(site, root, slurm))
     if finding.has_failed(shown):
-        _say("no job was submitted: first correct what failed")
+        _say("no job was submitted: fix the failed checks first")
     elif not args.no_jobs:
         show(ask_nodes(site, root, slurm, args.wait_minutes * 60, _say))
     if args.json:
         print(json.dumps([one.as_dict() for one in shown], indent=1))
     _say(finding.tally(shown))
-    return EXIT_ENVIRONMENT if finding.has_failed(shown) else 0
+    return ExitCode.ENVIRONMENT if finding.has_failed(shown) else 0
 
 
 def _own_site() -> str:
     names = packaged.user_names("sites")
     if len(names) != 1:
-        raise UserError("which site?", "name one with --site; `rollart-hpc site init` writes that of this cluster")
+        raise UserError(
+            "no site given, and you don't have exactly one site file",
+            "name one with --site; `rollart-hpc site init` writes one for this cluster",
+        )
     return names[0]
 
 

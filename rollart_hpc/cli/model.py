@@ -1,19 +1,19 @@
-"""`model`: model directories for machines that reach no model hub."""
+"""`model`: makes model directories on machines that can't reach a model hub."""
 
 from __future__ import annotations
 
 import argparse
 import time
 
-from rollart_hpc.config.extras import need
 from rollart_hpc.errors import RollartError
+from rollart_hpc.extras import TRAIN, Need, need
 from rollart_hpc.models.directory import made_whole
 
 TINY_BYTES = 16 << 20
 
 
 def smollm2(args: argparse.Namespace) -> int:
-    need({"train": ("safetensors", "tokenizers"), "model": ("gguf",)})
+    need(Need(("safetensors", "tokenizers"), "train"), Need(("gguf",), "model"))
     from rollart_hpc.models import smollm2 as known
     from rollart_hpc.models.from_gguf import write_directory
 
@@ -27,11 +27,11 @@ def smollm2(args: argparse.Namespace) -> int:
 
 
 def tiny(args: argparse.Namespace) -> int:
-    need({"train": ("torch", "transformers", "safetensors")})
+    need(TRAIN)
     from rollart_hpc.config.load import load_all
     from rollart_hpc.config.resolved import write_resolved
-    from rollart_hpc.config.rundir import RunDir
     from rollart_hpc.launch.base_model import prepare_model
+    from rollart_hpc.rundir import RunDir
 
     loaded = load_all(args.run, [*args.overrides, "model.kind=tiny"], args.site)
     began_s = time.monotonic()
@@ -40,8 +40,8 @@ def tiny(args: argparse.Namespace) -> int:
         write_resolved(run.config, loaded.config)
         try:
             prepare_model(run, loaded.config, _say)
-        except RollartError as error:  # its log goes with the scratch directory; what matters of it is told
-            raise type(error)(error.what, f"correct the run {args.run}, or the machine, and try again") from None
+        except RollartError as error:  # its fix names a log that goes with the scratch directory
+            raise type(error)(error.what, f"correct the run file {args.run} or the machine, then try again") from None
     return _tell(args, began_s)
 
 
@@ -50,6 +50,6 @@ def _say(text: str) -> None:
 
 
 def _tell(args: argparse.Namespace, began_s: float) -> int:
-    print(f"{args.directory} made in {time.monotonic() - began_s:.0f} s; use it in a run:")
+    print(f"made {args.directory} in {time.monotonic() - began_s:.0f} s; to use it in a run:")
     print(f"  model.kind=directory model.path={args.directory}")
     return 0

@@ -1,4 +1,4 @@
-"""`plan`: what a run would take of a site, before anything is submitted."""
+"""`plan`: the nodes, processes and cost of a run at a site. Submits nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plan(args: argparse.Namespace) -> int:
 
 
 def load_for_site(args: argparse.Namespace, *, needs_model: bool = True) -> Loaded:
-    """--site, else ROLLART_SITE, else the run file's, else the only site file of the user. Prints warnings."""
+    """The site is --site, else ROLLART_SITE, else the run file's, else the user's only site file. Prints warnings."""
     own = packaged.user_names("sites")
     else_site = own[0] if len(own) == 1 else RunConfig.site
     site = args.site or os.environ.get(SITE_VARIABLE)

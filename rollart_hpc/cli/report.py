@@ -1,14 +1,14 @@
-"""`report`: the pictures of a run and its timeline, made from what it wrote down."""
+"""`report`: writes report.html and trace.json from the files of a run."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from rollart_hpc.cli.status import read_status
-from rollart_hpc.config.rundir import RunDir, open_run_dir
+from rollart_hpc.launch.status import run_status
 from rollart_hpc.observe import perfetto
 from rollart_hpc.observe import report as observe_report
+from rollart_hpc.rundir import RunDir, open_run_dir
 
 
 def report(args: argparse.Namespace) -> int:
@@ -18,6 +18,6 @@ def report(args: argparse.Namespace) -> int:
 
 
 def write_report(run: RunDir) -> Path:
-    """report.html and trace.json; returns the former."""
+    """Writes report.html and trace.json; returns the path of the report."""
     perfetto.merge((run.traces(attempt) for attempt in run.attempt_numbers()), run.trace)
-    return observe_report.write_report(run.path, read_status(run)["state"])
+    return observe_report.write_report(run.path, run_status(run).state)

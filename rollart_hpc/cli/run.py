@@ -1,4 +1,4 @@
-"""`run` and `resume`: from a request to a supervised run, with what the user sees of it."""
+"""`run` and `resume`: start a supervised run and show its progress."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import sys
 
 from rollart_hpc.cli.report import write_report
 from rollart_hpc.cli.screen import LiveScreen, summary
-from rollart_hpc.cli.status import is_on_cluster, read_status
 from rollart_hpc.cli.submit import resume_job
 from rollart_hpc.config.load import load_all
-from rollart_hpc.config.process import EXIT_DRAINED
-from rollart_hpc.config.rundir import RunDir, new_run_dir, open_run_dir
 from rollart_hpc.errors import RollartError, UserError
 from rollart_hpc.launch.local import resume_run, start_run
+from rollart_hpc.launch.status import is_on_cluster, run_status
 from rollart_hpc.launch.supervisor import Outcome
+from rollart_hpc.rundir import RunDir, new_run_dir, open_run_dir
+from rollart_hpc.vocabulary import ExitCode
 
-# The supervisor's own link may complain when the run ends; what matters is told by exit codes.
+# The supervisor's link may log warnings when the run ends; the exit code says what matters.
 logging.getLogger("rollart_hpc").addHandler(logging.NullHandler())
 
 
@@ -44,13 +44,12 @@ def resume(args: argparse.Namespace) -> int:
 
 
 def _tell_end(run: RunDir, outcome: Outcome) -> int:
-    for line in summary(read_status(run)):
+    for line in summary(run_status(run)):
         print(line)
     try:
         print(f"report: {write_report(run)}")
     except RollartError as error:  # the run itself is fine
         print(f"no report: {error}", file=sys.stderr)
-    if outcome == "finished":
-        return 0
-    print(f"ended early; go on with: rollart-hpc resume {run.path}")
-    return EXIT_DRAINED
+    if outcome.can_resume:
+        print(f"ended early; resume it with: rollart-hpc resume {run.path}")
+    return ExitCode.OK if outcome.exit_code is None else outcome.exit_code

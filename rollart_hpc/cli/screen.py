@@ -1,4 +1,4 @@
-"""What a user sees of a running run: an updating line on a terminal, a line per step elsewhere. Only reads."""
+"""Progress of a run: one updating line on a terminal, one line per step elsewhere. Reads files and writes none."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import sys
 from types import TracebackType
 from typing import Any, TextIO
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.observe import metrics
+from rollart_hpc.observe.status import Status, TaskStatus
+from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import EventKind, LineKind
 
 CLEAR = "\r\x1b[2K"
-WARNINGS = {"task_failed": "failed for the first time", "task_quarantined": "is quarantined"}
+WARNINGS = {EventKind.TASK_FAILED: "failed for the first time", EventKind.TASK_QUARANTINED: "is quarantined"}
 
 
 class LiveScreen:
@@ -40,15 +42,15 @@ class LiveScreen:
         if not self._quiet:
             self._print(text)
 
-    def show(self, status: dict[str, Any]) -> None:
+    def show(self, status: Status) -> None:
         if self._quiet:
             return
         for record in self._records.new():
             if record.get("what") in WARNINGS:
                 self._print(f"warning: task {record['name']} {WARNINGS[record['what']]}: {record['detail']}")
-            elif record.get("kind") == "validation":
+            elif record.get("kind") == LineKind.VALIDATION:
                 self._print(validation_line(record))
-            elif record.get("kind") == "step":
+            elif record.get("kind") == LineKind.STEP:
                 self._success = record.get("success", {})
                 if not self._is_terminal:
                     self._print(step_line(record, status))
@@ -67,7 +69,7 @@ class LiveScreen:
 
 
 class Follower:
-    """The lines that were added to metrics.jsonl since the last look."""
+    """Reads the lines added to metrics.jsonl since the last call."""
 
     def __init__(self, run: RunDir) -> None:
         self._path = run.metrics
@@ -82,73 +84,70 @@ class Follower:
             return []
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
-        lines, _ = metrics.parse(complete)  # a disk that was full may have left half a line
+        lines, _ = metrics.parse(complete)  # a full disk may have left a torn line
         return lines
 
 
-def status_line(status: dict[str, Any], success: dict[str, float] | None = None) -> str:
+def status_line(status: Status, success: dict[str, float] | None = None) -> str:
     """step 12/60 | frozenlake 0.41 (0.12 -> 0.38) | ... | 1234 tok/s | staleness 1/1 | engine 2 env 1 ...
 
-    A task's figures: success in the newest step, and in the first and the last validation.
+    Per task: success in the newest step, then in the first and the last validation.
     """
-    staleness = status.get("staleness", {})
-    parts = [f"step {status.get('step', 0)}/{status.get('steps', '?')}"]
-    if status.get("validating") is not None:
+    parts = [f"step {status.step}/{status.steps}"]
+    if status.validating is not None:
         parts[0] += " (validating)"
-    parts += [_task(name, task, (success or {}).get(name)) for name, task in status.get("tasks", {}).items()]
-    parts.append(f"{status.get('tokens_per_s', 0):.0f} tok/s")
-    parts.append(f"staleness {staleness.get('max_trained', 0)}/{staleness.get('bound', '?')}")
+    parts += [_task(name, task, (success or {}).get(name)) for name, task in status.tasks.items()]
+    parts.append(f"{status.tokens_per_s:.0f} tok/s")
+    parts.append(f"staleness {status.staleness.max_trained}/{status.staleness.bound}")
     parts.append(_alive(status))
     return " | ".join(filter(None, parts))
 
 
-def step_line(record: dict[str, Any], status: dict[str, Any]) -> str:
+def step_line(record: dict[str, Any], status: Status) -> str:
     scores = ", ".join(f"{name} {value:.2f}" for name, value in record.get("success", {}).items())
     stale = max((int(k) for k in record.get("staleness", {})), default=0)
     return (
-        f"step {record['version']}/{status.get('steps', '?')} in {record['step_s']:.1f} s | {scores} | "
-        f"{record['tokens_per_s']:.0f} tok/s | staleness {stale}/{status['staleness']['bound']} | {_alive(status)}"
+        f"step {record['version']}/{status.steps} in {record['step_s']:.1f} s | {scores} | "
+        f"{record['tokens_per_s']:.0f} tok/s | staleness {stale}/{status.staleness.bound} | {_alive(status)}"
     )
 
 
 def validation_line(record: dict[str, Any]) -> str:
     start = f"validation of version {record['version']}: {record['task']}"
     if record["success"] is None:
-        return f"{start} has no score, all {record['failed']} plays failed"
+        return f"{start} has no score: all {record['failed']} plays failed"
     failed = f", {record['failed']} more failed" if record.get("failed") else ""
-    return f"{start} succeeds in {record['success']:.3f} of {record['plays']} plays{failed}"
+    return f"{start} success {record['success']:.3f} over {record['plays']} plays{failed}"
 
 
-def summary(status: dict[str, Any]) -> list[str]:
-    """The end of a run: success of every task in the first and in the last validation."""
-    lines = [f"{status.get('state', 'unknown')} after {status.get('step', 0)} of {status.get('steps', '?')} steps"]
-    for name, task in status.get("tasks", {}).items():
-        if task.get("score_first") is not None:
+def summary(status: Status) -> list[str]:
+    """Printed when a run ends: each task's success in the first and the last validation."""
+    lines = [f"{status.state} after {status.step} of {status.steps} steps"]
+    for name, task in status.tasks.items():
+        if task.score_first is not None:
             lines.append(f"  {name}: success {_scores(task, 3)}")
     return lines + [f"  {line}" for line in quarantined(status)]
 
 
-def quarantined(status: dict[str, Any]) -> list[str]:
-    tasks = status.get("tasks", {}).items()
-    return [
-        f"{name} is quarantined: {task.get('quarantine_reason')}" for name, task in tasks if task.get("quarantined")
-    ]
+def quarantined(status: Status) -> list[str]:
+    bad = [(name, task) for name, task in status.tasks.items() if task.quarantined]
+    return [f"{name} is quarantined: {task.quarantine_reason}" for name, task in bad]
 
 
-def _task(name: str, task: dict[str, Any], success: float | None) -> str:
-    if task.get("quarantined"):
+def _task(name: str, task: TaskStatus, success: float | None) -> str:
+    if task.quarantined:
         return f"{name} quarantined"
     now = "" if success is None else f" {success:.2f}"
-    return f"{name}{now}" if task.get("score_first") is None else f"{name}{now} ({_scores(task, 2)})"
+    return f"{name}{now}" if task.score_first is None else f"{name}{now} ({_scores(task, 2)})"
 
 
-def _scores(task: dict[str, Any], digits: int) -> str:
-    """Of the first and the last validation, if there was more than one."""
-    first, last = (f"{task[key]:.{digits}f}" for key in ("score_first", "score_last"))
-    return f"{first} -> {last}" if task.get("validations", 0) > 1 else first
+def _scores(task: TaskStatus, digits: int) -> str:
+    """The score of the first validation, and of the last if there was more than one."""
+    first, last = (f"{score or 0.0:.{digits}f}" for score in (task.score_first, task.score_last))
+    return f"{first} -> {last}" if task.validations > 1 else first
 
 
-def _alive(status: dict[str, Any]) -> str:
-    """Nothing if nobody is, as when the run is over."""
-    alive = {role: count["alive"] for role, count in status.get("workers", {}).items() if role != "supervisor"}
+def _alive(status: Status) -> str:
+    """Live workers by role; empty if there are none, e.g. after the run."""
+    alive = {role: workers.alive for role, workers in status.workers.items() if role != "supervisor"}
     return " ".join(f"{role} {count}" for role, count in alive.items()) if any(alive.values()) else ""

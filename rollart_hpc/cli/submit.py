@@ -1,4 +1,4 @@
-"""`submit`: a run as a job of a Slurm cluster. With --dry-run stdout holds the script and nothing else."""
+"""`submit`: submits a run as a job to a Slurm cluster. With --dry-run, stdout has the batch script and nothing else."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from rollart_hpc.cli.plan import load_for_site
 from rollart_hpc.cli.screen import LiveScreen, summary
 from rollart_hpc.config.load import Loaded
 from rollart_hpc.config.resolved import read_resolved, read_site
-from rollart_hpc.config.rundir import RUN_ROOT_VARIABLE, RunDir, new_run_dir
 from rollart_hpc.config.site import SiteConfig
+from rollart_hpc.doctor.quick import need_readiness
 from rollart_hpc.errors import RollartError, UserError
-from rollart_hpc.files import read_json
-from rollart_hpc.launch.doctor.cheap import need_readiness
-from rollart_hpc.launch.ownership import read_ownership
+from rollart_hpc.launch.ownership import has_finished
 from rollart_hpc.launch.plan import make_plan
+from rollart_hpc.launch.plan_file import settle_plan
 from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.launch.slurm.follow import follow
 from rollart_hpc.launch.slurm.nodes import note_nodes
@@ -26,7 +25,9 @@ from rollart_hpc.launch.slurm.record import bad_hosts
 from rollart_hpc.launch.slurm.record import read as read_records
 from rollart_hpc.launch.slurm.submit import Request, check_request, submit_again
 from rollart_hpc.launch.slurm.submit import submit as submit_request
+from rollart_hpc.launch.status import run_status
 from rollart_hpc.launch.summary import plan_lines
+from rollart_hpc.rundir import RUN_ROOT_VARIABLE, RunDir, new_run_dir
 
 
 def submit(args: argparse.Namespace) -> int:
@@ -43,7 +44,7 @@ def submit(args: argparse.Namespace) -> int:
     need_readiness(request.site, request.run.path.parent, slurm)
     start = check_request(request, slurm)
     if args.test_only:
-        print(f"Slurm would start it at {start}" if start else "Slurm would take it, and does not say when")
+        print(f"Slurm would start the job at {start}" if start else "Slurm accepts the job and gives no start time")
         return 0
     job_id = submit_request(request, slurm, _say)
     print(f"job {job_id} submitted")
@@ -56,25 +57,25 @@ def _request(loaded: Loaded, run_dir: str | None) -> Request:
     if site.launcher != "slurm":
         raise UserError(
             f"site {site.name} is one machine, not a cluster",
-            "name a site with --site (`rollart-hpc site init` writes one), or start it here: rollart-hpc run",
+            "name a cluster with --site (`rollart-hpc site init` writes a site file), or use: rollart-hpc run",
         )
     run = RunDir(run_dir) if run_dir else new_run_dir(config.name, run_root_of(site))
     if run.path.exists() and not (run.path.is_dir() and not any(run.path.iterdir())):
-        raise UserError(f"run directory {run.path} exists already", "choose another --run-dir")
+        raise UserError(f"run directory {run.path} already exists", "choose another --run-dir")
     return Request(run, config, site, make_plan(config, site))
 
 
 def resume_job(run: RunDir) -> int:
-    """Go on with a run whose job has ended; nodes that failed it and are still bad are left out."""
+    """Resume a run whose job has ended. Excludes nodes that failed it and are still bad."""
     slurm = Slurm()
     config, site = read_resolved(run.config), read_site(run.site)
-    if read_ownership(run).get("state") == "finished":
-        raise UserError(f"{run.path} has finished all its {config.steps} steps", "start a new run")
+    if has_finished(run):
+        raise UserError(f"{run.path} has finished all {config.steps} steps", "start a new run")
     note_nodes(run, slurm, (), _say)
     bad = bad_hosts(read_records(run))
     for name, own in site.classes.items():
         own.exclude = ",".join(dict.fromkeys([host for host in (site.options(name).exclude, *bad) if host]))
-    request = Request(run, config, site, make_plan(config, site))
+    request = Request(run, config, site, settle_plan(run))
     check_request(request, slurm)
     print(f"job {submit_again(request, slurm, _say)} submitted")
     _next_commands(run)
@@ -82,7 +83,7 @@ def resume_job(run: RunDir) -> int:
 
 
 def run_root_of(site: SiteConfig) -> Path | None:
-    """The user's variable, else the site's place."""
+    """The site's run root; None if the user's environment variable or the default applies."""
     if os.environ.get(RUN_ROOT_VARIABLE) or not site.run_root:
         return None
     return Path(os.path.expandvars(site.run_root)).expanduser().absolute()
@@ -90,7 +91,7 @@ def run_root_of(site: SiteConfig) -> Path | None:
 
 def _next_commands(run: RunDir) -> None:
     path = shlex.quote(str(run.path))
-    for command, what in (("status", "how it is doing"), ("logs -f", "what it says"), ("cancel", "end it")):
+    for command, what in (("status", "show its status"), ("logs -f", "follow its logs"), ("cancel", "end it")):
         print(f"  rollart-hpc {command} {path}   # {what}")
 
 
@@ -99,10 +100,10 @@ def _wait(run: RunDir, job_id: int, slurm: Slurm, quiet: bool) -> int:
         with LiveScreen(run, quiet=quiet) as screen:
             code = follow(run, job_id, slurm, screen)
     except KeyboardInterrupt:
-        _say(f"the job goes on; end it with: rollart-hpc cancel {shlex.quote(str(run.path))}")
+        _say(f"the job keeps running; end it with: rollart-hpc cancel {shlex.quote(str(run.path))}")
         raise
     try:
-        print("\n".join(summary(read_json(run.status) or {})))
+        print("\n".join(summary(run_status(run))))
     except RollartError as error:
         _say(str(error))
     if run.report.exists():

@@ -1,7 +1,7 @@
-"""Do the environments and rewards that tasks name exist, and do they take what the tasks give them?
+"""Do the environments and rewards of tasks exist, and do they accept the arguments that the tasks give them?
 
-Owns that question. Imports the users' modules, calls nothing in them. Works on the tree as it was written, so that
-these problems are reported together with those of the schema.
+Imports the users' modules and calls nothing in them. Works on the tree as written, so that these problems are reported
+together with those of the schema.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 def find_code_problems(tree: Tree) -> list[str]:
-    """Every task whose environment or reward can't be used; what is no section or no text is the schema's to report."""
+    """Every task whose environment or reward can't be used. The schema reports what is not a section or not text."""
     tasks, model = (section if isinstance(section, dict) else {} for section in (tree.get("tasks"), tree.get("model")))
     is_tiny = model.get("kind", ModelConfig.kind) == "tiny"
     found: list[str] = []
-    with redirect_stdout(sys.stderr):  # what a module prints must not end up in the output of --json
+    with redirect_stdout(sys.stderr):  # what a module prints must not mix with the output of --json
         for name, task in tasks.items():
             if isinstance(task, dict):
                 problems = (*_environment(task, is_tiny), *_reward(task))
@@ -43,12 +43,12 @@ def _environment(task: Tree, is_tiny: bool) -> Iterator[str]:
         return
     yield from _arguments("params", made, task.get("params"))
     if not isinstance(made, type):
-        return  # a function that makes the environment: what it returns is not known before it is called
+        return  # a function that makes the environment: only a call shows what it returns
     missing = [method for method in METHODS if not hasattr(made, method)]
     if missing:
         yield (
-            f"environment: {made.__name__} is no environment, it has no {', no '.join(missing)}; "
-            "docs/tasks.md shows what it needs"
+            f"environment: {made.__name__} is not an environment: it has no {', no '.join(missing)}; "
+            "add what is missing (docs/tasks.md shows an example)"
         )
     if is_tiny and not hasattr(made, FORMAT):
         yield f"environment: {lacks_format(made.__name__)}"
@@ -56,8 +56,8 @@ def _environment(task: Tree, is_tiny: bool) -> Iterator[str]:
 
 def lacks_format(name: str) -> str:
     return (
-        f"{name} has no {FORMAT}(rng), from which the tiny base model learns the form of an answer; "
-        "add it (docs/tasks.md), or use a model of your own: model.kind=directory model.path=DIR"
+        f"{name} has no {FORMAT}(rng), from which the tiny base model learns the format of answers; "
+        "add it (docs/tasks.md), or use your own model: model.kind=directory model.path=DIR"
     )
 
 
@@ -84,7 +84,7 @@ def _arguments(key: str, function: Callable[..., Any], given: Any, *leading: str
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # without a signature, as some written in C: the call will tell
+        return  # some callables written in C have no signature; only the call will show
     if not isinstance(given, dict):
         return
     parameters = list(signature.parameters.values())
@@ -95,8 +95,8 @@ def _arguments(key: str, function: Callable[..., Any], given: Any, *leading: str
     for word in unknown:
         near = difflib.get_close_matches(str(word), takes, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        yield f"{key}.{word}: {name} takes no such argument; {hint}it takes: {', '.join(takes) or 'none'}"
+        yield f"{key}.{word}: {name} has no such argument; {hint}legal: {', '.join(takes) or 'none'}"
     try:
         signature.bind(*leading, **{word: value for word, value in given.items() if word not in unknown})
     except TypeError as error:
-        yield f"{key}: {name}: {error}; it takes: {', '.join(takes) or 'none'}"
+        yield f"{key}: {name}: {error}; legal: {', '.join(takes) or 'none'}"

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
+from rollart_hpc.backends.registry import kinds, listed
+
 Tree = dict[str, Any]
 
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
 def find_problems(schema: type, tree: Any, path: str = "") -> list[str]:
-    """Every place where `tree` breaks the rules of the dataclass `schema`."""
+    """Every place where `tree` breaks a rule of the dataclass `schema`."""
     return list(_check_section(schema, schema, tree, path))
 
 
@@ -43,38 +45,40 @@ def _check_value(root: type, kind: Any, rule: Field[Any], value: Any, where: str
     elif get_origin(kind) is dict:
         yield from _check_mapping(root, get_args(kind)[1], rule, value, where)
     elif not _has_type(kind, value):
-        yield f"{where}: {_show(value)} is {_kind(value)}, expected {_WORDS[kind]} ({rule.metadata['help']})"
+        yield f"{where}: {_show(value)} is {_kind(value)}, expected {_WORDS[kind]} ({gist(rule)})"
     else:
         yield from _check_limits(rule, value, where)
 
 
 def _check_mapping(root: type, kind: Any, rule: Field[Any], value: Any, where: str) -> Iterator[str]:
     if not isinstance(value, dict):
-        yield f"{where}: {_show(value)} is {_kind(value)}, expected a section ({rule.metadata['help']})"
+        yield f"{where}: {_show(value)} is {_kind(value)}, expected a section ({gist(rule)})"
         return
     names = rule.metadata.get("names")
     for name, item in value.items():
         if not isinstance(name, str):
-            yield f"{where}: the key {_show(name)} is {_kind(name)}, expected text: put it in quotes"
+            yield f"{where}: the key {_show(name)} is {_kind(name)}, expected text; put it in quotes"
         elif names and name not in names:
             yield f"{_join(where, name)}: unknown name; {_nearest(name, list(names))}"
         elif is_dataclass(kind):
             yield from _check_section(root, kind, item, _join(where, name))  # type: ignore[arg-type]
         elif kind in _WORDS and not _has_type(kind, item):
-            expected = f"expected {_WORDS[kind]} ({rule.metadata['help']})"
+            expected = f"expected {_WORDS[kind]} ({gist(rule)})"
             yield f"{_join(where, name)}: {_show(item)} is {_kind(item)}, {expected}"
 
 
 def _check_limits(rule: Field[Any], value: Any, where: str) -> Iterator[str]:
-    low, high, choices = (rule.metadata.get(k) for k in ("low", "high", "choices"))
+    low, high, choices, backend = (rule.metadata.get(k) for k in ("low", "high", "choices", "backend"))
     if isinstance(value, float) and not math.isfinite(value):
-        yield f"{where}: {value} is not a finite number"
+        yield f"{where}: {value} is not a finite number; write an ordinary one"
     elif low is not None and value < low:
-        yield f"{where}: {_show(value)} is too small, must be at least {low:g} ({rule.metadata['help']})"
+        yield f"{where}: {_show(value)} is too small, must be at least {low:g} ({gist(rule)})"
     elif high is not None and value > high:
-        yield f"{where}: {_show(value)} is too large, must be at most {high:g} ({rule.metadata['help']})"
+        yield f"{where}: {_show(value)} is too large, must be at most {high:g} ({gist(rule)})"
     elif choices is not None and value not in choices:
         yield f"{where}: {_show(value)} is not a choice; {_nearest(value, list(choices))}"
+    elif backend is not None and value not in kinds(backend):
+        yield f"{where}: there is no {backend} {_show(value)}; {_nearest(value, list(kinds(backend)), listed(backend))}"
 
 
 def _has_type(kind: Any, value: Any) -> bool:
@@ -87,8 +91,13 @@ def _has_type(kind: Any, value: Any) -> bool:
 # --- words -------------------------------------------------------------------------------------
 
 
+def gist(rule: Field[Any]) -> str:
+    """What a key is: the help text up to its first semicolon."""
+    return str(rule.metadata["help"]).split(";", 1)[0]
+
+
 def _nearest_key(root: type, schema: type, name: str, path: str) -> str:
-    """The sibling that looks most like it, else a key of that very name elsewhere, else all siblings."""
+    """The most similar sibling, else a key of the same name elsewhere, else all siblings."""
     siblings = _names(schema)
     near = difflib.get_close_matches(name, siblings, n=1)
     if near:
@@ -99,10 +108,10 @@ def _nearest_key(root: type, schema: type, name: str, path: str) -> str:
     return f"legal keys here: {_listed(siblings)}"
 
 
-def _nearest(value: str, legal: list[str]) -> str:
+def _nearest(value: str, legal: list[str], as_text: str = "") -> str:
     near = difflib.get_close_matches(value, legal, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    return f"{hint}legal: {_listed(legal)}"
+    return f"{hint}legal: {as_text or _listed(legal)}"
 
 
 def _leaf_paths(schema: type, path: str = "") -> Iterator[str]:

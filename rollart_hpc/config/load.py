@@ -3,9 +3,9 @@
     site file `defaults` < run file < SBATCH_* variables < key=value overrides
     task file < what the run says under tasks.NAME;  `base` of a run or site file < the file
 
-A task is written under its name, with `file` if that is no packaged one, or under the path of its file.
-A relative path is relative to the file it stands in, or to the current directory on the command
-line. Every problem is reported at once as a `ConfigError`.
+A task stands under its name, with `file` unless it is a packaged one, or under the path of its file.
+A relative path is relative to the file it stands in; on the command line, to the current directory.
+Every problem is reported at once as a `ConfigError`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def load_all(
 ) -> Loaded:
     """`run` and `site` are names of files or paths; `overrides` are `key=value`.
 
-    `else_site` holds if neither `site` nor the run says anything. Without `needs_model` a missing one is a warning.
+    `else_site` counts if neither `site` nor the run names one. Without `needs_model` a missing model is a warning.
     """
     problems: list[str] = []
     path = packaged.find("runs", str(run))
@@ -97,18 +97,21 @@ def _with_base(kind: packaged.Kind, path: Path, above: tuple[Path, ...] = ()) ->
     else:
         base_path = packaged.find(kind, str(base), path.parent)
     if base_path in (*above, path) or not base_path.is_file():
-        raise UserError(f"{path}: base: {base} leads nowhere", "name another file, one that does not build on this")
+        raise UserError(
+            f"{path}: base: {base} is this file, or builds on it, or does not exist",
+            "name another file, or remove base",
+        )
     return _merge(_with_base(kind, base_path, (*above, path)), tree)
 
 
 def _of_environment() -> Tree:
-    """sbatch would obey these; here they are the keys they stand for, and are seen in the plan."""
+    """Variables that sbatch would obey, as the keys they stand for, so that the plan shows them."""
     job = {key: os.environ[name] for key, name in _SBATCH_VARIABLES.items() if os.environ.get(name)}
     return {"job": job} if job else {}
 
 
 def _build(schema: type[Config], tree: Tree, problems: list[str], source: str, also: Sequence[str] = ()) -> Config:
-    """`also`: problems that are not the schema's, to be told together with those that are."""
+    """`also`: problems that are not the schema's, reported together with those that are."""
     found: list[str] = problems + find_problems(schema, tree)
     if found:
         raise ConfigError(source, [*found, *also])
@@ -116,7 +119,7 @@ def _build(schema: type[Config], tree: Tree, problems: list[str], source: str, a
 
 
 def _without_empty(tree: Tree) -> Tree:
-    """Drop sections with nothing below them (`model:`): the schema's defaults hold. `params` keep their nulls."""
+    """Drop sections with nothing below them (`model:`), so that defaults apply. `params` keep their nulls."""
     return {
         k: _without_empty(v) if isinstance(v, dict) and not k.endswith("params") else v
         for k, v in tree.items()
@@ -132,7 +135,7 @@ def _read(path: Path) -> Tree:
     try:
         content = OmegaConf.load(path)
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {error}", "correct it and try again") from None
+        raise UserError(f"{path} is not valid YAML: {error}", "correct the file") from None
     except OSError as error:
         raise UserError(f"can't read {path}: {error.strerror}", "check the path and its permissions") from None
     if not isinstance(content, DictConfig):
@@ -147,7 +150,7 @@ def _parse_overrides(overrides: Sequence[str], problems: list[str]) -> Tree:
         if equals and key.strip(". "):
             good.append(text)
         else:
-            problems.append(f"{text}: not of the form key=value, e.g. flow.alpha=2")
+            problems.append(f"{text}: not of the form key=value; write e.g. flow.alpha=2")
     try:
         return _anchor(_plain(OmegaConf.from_dotlist(good)), Path.cwd())
     except (YAMLError, OmegaConfBaseException, ValueError) as error:
@@ -176,8 +179,8 @@ def _name_tasks(tree: Tree, problems: list[str]) -> Tree:
             continue
         if name in named:
             problems.append(
-                f"tasks.{key}: its name {name} is that of another task ({origin[name]}); "
-                f"give it a name of its own, e.g. tasks: {{{name}2: {{file: {key}}}}}"
+                f"tasks.{key}: another task is named {name} ({origin[name]}); "
+                f"give it its own name, e.g. tasks: {{{name}2: {{file: {key}}}}}"
             )
             continue
         named[name], origin[name] = {"file": key, **(given or {})}, key
@@ -189,11 +192,13 @@ def _is_path(key: object) -> bool:
 
 
 def _no_section(name: object, given: object) -> str:
-    return f"tasks.{name}: {given!r} is not a section; write what differs from the task file below it"
+    return (
+        f"tasks.{name}: {given!r} is not a section; write the keys that differ from the task file, e.g. {{weight: 2}}"
+    )
 
 
 def _load_tasks(said: Any, base: Path, problems: list[str]) -> Iterator[tuple[str, Any]]:
-    """Each task's file with what the run says about it merged over. `file` names another file than NAME."""
+    """Each task's file, with the run's changes merged over it. `file` names the file if NAME does not."""
     if said is None:
         return
     if not isinstance(said, dict):
@@ -248,7 +253,7 @@ def _merge(*trees: Tree) -> Tree:
 
 
 def _interpolate(tree: Tree, problems: list[str]) -> Tree:
-    """Replace every ${...}; each that fails is a problem of its own."""
+    """Replace every ${...}; each that fails is one problem."""
     config = OmegaConf.create(tree)
 
     def resolve(value: Any, path: list[str]) -> Any:

@@ -1,4 +1,4 @@
-"""From the text in a task file to the object it names. Owns that resolution; runs nothing of what it finds.
+"""From the text in a task file to the class or function it names. Owns the lookup; calls nothing that it finds.
 
 package.module:Class            imported as usual
 /path/to/file.py:function       imported from the file, once per process
@@ -24,15 +24,15 @@ def resolve(reference: str, base: Path | None = None) -> Any:
     """The class or function that `reference` names; a relative path is taken from `base`."""
     where, colon, name = reference.rpartition(":")
     if not colon or not where or not name.isidentifier():
-        raise UserError(f"{reference!r} names nothing", FORM)
+        raise UserError(f"{reference!r} is not a reference to a class or function", FORM)
     module = _file_module(reference, where, base) if where.endswith(".py") else _module(reference, where)
     try:
         found = getattr(module, name)
     except AttributeError:
         others = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))[:20])
-        raise UserError(f"{reference!r}: {where} has no {name}", f"it has: {others}") from None
+        raise UserError(f"{reference!r}: {where} has no {name}", f"choose one of: {others}") from None
     if not callable(found):
-        raise UserError(f"{reference!r}: {name} is no class or function", FORM)
+        raise UserError(f"{reference!r}: {name} is not a class or function", FORM)
     return found
 
 
@@ -41,7 +41,7 @@ def _module(reference: str, where: str) -> ModuleType:
         return importlib.import_module(where)
     except ModuleNotFoundError as error:
         if error.name and (where == error.name or where.startswith(error.name + ".")):
-            raise UserError(f"{reference!r}: there is no module {where}", FORM) from None
+            raise UserError(f"{reference!r}: there is no module {where}", f"{FORM}, or install it") from None
         raise _broken(reference, error) from error
     except (Exception, SystemExit) as error:
         raise _broken(reference, error) from error
@@ -53,7 +53,7 @@ def _file_module(reference: str, where: str, base: Path | None) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     if not path.is_file():
-        raise UserError(f"{reference!r}: there is no file {path}", FORM)
+        raise UserError(f"{reference!r}: there is no file {path}", "correct the path")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -67,4 +67,5 @@ def _file_module(reference: str, where: str, base: Path | None) -> ModuleType:
 
 
 def _broken(reference: str, error: BaseException) -> UserError:
-    return UserError(f"{reference!r} can't be imported: {type(error).__name__}: {error}", "correct the module")
+    what = f"{reference!r} can't be imported: {type(error).__name__}: {error}"
+    return UserError(what, "correct the module, or install what it needs")

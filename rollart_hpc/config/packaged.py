@@ -1,7 +1,7 @@
-"""Where run, task and site files are found: those that come with the package, by name, and the user's, by path.
+"""Where run, task and site files are found: packaged ones by name, the user's by path.
 
-A user's site files may lie in ~/.config/rollart-hpc/sites (or below XDG_CONFIG_HOME): found by name, before packaged
-ones.
+A user's site files may also lie in ~/.config/rollart-hpc/sites (or below XDG_CONFIG_HOME), where they are found by name
+before packaged ones.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def directory(kind: Kind) -> Path:
     for place in _PLACES:
         if (place / kind).is_dir():
             return place / kind
-    raise SiteError(f"the installation has no configs/{kind}", "install rollart-hpc again")
+    raise SiteError(f"configs/{kind} is missing from the installation", "reinstall rollart-hpc")
 
 
 def user_directory(kind: Kind) -> Path:
-    """Where the user keeps files of that kind; it need not exist."""
+    """Where the user keeps files of that kind; it may not exist."""
     config_home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(config_home) / "rollart-hpc" / kind
 
@@ -48,12 +48,12 @@ def looks_like_path(name: str) -> bool:
 
 
 def find(kind: Kind, name: str, base: Path | None = None) -> Path:
-    """A path (relative to `base`, else the current directory) or the name of a file of the user's or the package's."""
+    """A path (relative to `base`, else to the current directory), or the name of a user's or packaged file."""
     if looks_like_path(name):
         path = (base or Path.cwd()) / Path(name).expanduser()
         if path.is_file():
             return path
-        raise UserError(f"there is no {kind[:-1]} file {path}", "check the path")
+        raise UserError(f"there is no {kind[:-1]} file {path}", "correct the path")
     for place in _places(kind):
         if (place / f"{name}.yaml").is_file():
             return place / f"{name}.yaml"
@@ -63,5 +63,5 @@ def find(kind: Kind, name: str, base: Path | None = None) -> Path:
     listed = ", ".join(known) or "none"
     raise UserError(
         f"there is no {kind[:-1]} file named {name!r}",
-        f"{hint}there are: {listed}; your own file needs a path such as ./{name}.yaml",
+        f"{hint}known: {listed}; give your own file by path, e.g. ./{name}.yaml",
     )

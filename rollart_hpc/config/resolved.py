@@ -17,7 +17,7 @@ from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.files import write_atomic
 
 Config = TypeVar("Config", RunConfig, SiteConfig)
-_HEADER = b"# Resolved by rollart-hpc: this run reads this file and nothing else.\n"
+_HEADER = b"# Resolved by rollart-hpc: the run reads this file and no other configuration.\n"
 
 
 def write_resolved(path: Path, config: RunConfig | SiteConfig) -> None:
@@ -36,6 +36,6 @@ def _read(path: Path, schema: type[Config]) -> Config:
     try:
         return msgspec.yaml.decode(path.read_bytes(), type=schema)
     except FileNotFoundError:
-        raise UserError(f"{path.parent} is not a run directory: it has no {path.name}", "check the path") from None
+        raise UserError(f"{path.parent} is not a run directory: it has no {path.name}", "correct the path") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SiteError(f"{path} is damaged: {error}", "restore it from a backup, or start a new run") from None

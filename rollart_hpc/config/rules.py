@@ -1,4 +1,4 @@
-"""Rules between the keys of a configuration whose single values are legal. Owns what makes a run impossible or odd."""
+"""Rules between keys whose values are legal one by one. Owns what makes a run impossible, or probably a mistake."""
 
 from __future__ import annotations
 
@@ -6,152 +6,121 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from rollart_hpc.config.backends import find_backend_conflicts, find_backend_oddities
+from rollart_hpc.config.modes import modes_where, preset_of
 from rollart_hpc.config.schema import RunConfig, TaskConfig
 from rollart_hpc.config.site import find_option_problems
 from rollart_hpc.hardware import ENGINE_CLASSES
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_FORCED_ALPHA = {"sync": 0, "sync_plus": 0, "one_off": 1}
-_VLLM_RESERVED = (  # set by engines.vllm.settings
-    "model", "skip_tokenizer_init", "load_format", "generation_config", "logprobs_mode", "max_model_len", "seed",
-    "tensor_parallel_size", "worker_extension_cls", "weight_transfer_config",
-)  # fmt: skip
-_ONLY_ROLLART = {"streaming": False, "redundancy": 0, "redundant_groups": 0}  # and what other modes mean by them
 
 
 def find_conflicts(config: RunConfig) -> list[str]:
-    """Every reason why this run can't be carried out."""
+    """Every reason why this run can't start."""
     found = [*_name(config), *_tasks(config), *_deterministic(config), *_processes(config)]
     found.extend(find_option_problems("job.sbatch", config.job.sbatch))
-    found.extend([*_engine(config), *_split(config), *_trainer(config)])
+    found.extend([*_split(config), *find_backend_conflicts(config)])
     for name, task in config.tasks.items():
         found.extend(f"tasks.{name}.{problem}" for problem in _task(task))
     return found
 
 
 def find_oddities(config: RunConfig, flow_was_set: Collection[str]) -> list[str]:
-    """What is legal but probably not meant. `flow_was_set`: the keys below `flow` that the user wrote."""
+    """What is legal but probably a mistake. `flow_was_set`: the keys below `flow` that the user wrote."""
     found = [*_ignored(config, flow_was_set)]
     for name, task in config.tasks.items():
         if task.affinity != "any" and _engines(config, task.affinity) == 0:
-            found.append(f"tasks.{name}.affinity: pool {task.affinity} has no engines, another pool will serve it")
+            found.append(f"tasks.{name}.affinity: pool {task.affinity} has no engines; another pool will serve it")
         if task.split and not all(_engines(config, pool) for pool in ENGINE_CLASSES):
-            found.append(f"tasks.{name}.split: a pool has no engines, turns will be served as a whole")
-    for name, pool in config.pools.items():
-        if pool.tensor_parallel > 1 and config.engine.kind == "torch":
-            found.append(f"pools.{name}.tensor_parallel: engine torch uses one GPU of the {pool.tensor_parallel}")
+            found.append(f"tasks.{name}.split: a pool has no engines; one engine will serve each turn as a whole")
+    found.extend(find_backend_oddities(config))
     if config.reward.workers == 0 and config.reward.elastic.max_workers == 0:
         found.append(
-            "reward.workers: 0: nothing is scored until a reward worker joins (rollart-hpc join RUN_DIR reward)"
+            "reward.workers: 0 with no elastic workers; nothing is scored until a reward worker joins "
+            "(rollart-hpc join RUN_DIR reward)"
         )
     return found
 
 
 def _ignored(config: RunConfig, flow_was_set: Collection[str]) -> Iterator[str]:
-    """Keys the user wrote that the mode overrules with another value (`flow.policy`)."""
-    forced: dict[str, object] = {} if config.mode == "rollart" else dict(_ONLY_ROLLART)
-    if config.mode in _FORCED_ALPHA:
-        forced["alpha"] = _FORCED_ALPHA[config.mode]
-    for key, meant in forced.items():
+    """Keys the user wrote that the mode sets to another value."""
+    preset = preset_of(config.mode)
+    for key, meant in preset.forced.items():
         value = getattr(config.flow, key)
         if key in flow_was_set and value != meant:
             shown, instead = (str(v).lower() for v in (value, meant))
-            yield f"flow.{key}: {shown} has no effect, mode {config.mode} means {key} = {instead}"
-    estimator = config.algorithm.estimator
-    if config.mode == "rollart" and "streaming" in flow_was_set and config.flow.streaming and estimator != "grpo":
-        yield f"flow.streaming: true has no effect, estimator {estimator} needs the whole batch at once"
+            yield f"flow.{key}: {shown} has no effect: in mode {config.mode} it is always {instead}"
+    is_streaming_set = preset.streaming and "streaming" in flow_was_set and config.flow.streaming
+    if is_streaming_set and config.algorithm.needs_whole_batch:
+        yield f"flow.streaming: true has no effect: estimator {config.algorithm.estimator} needs the whole batch"
 
 
 def _name(config: RunConfig) -> Iterator[str]:
     if not _NAME.fullmatch(config.name):
-        yield f"name: {config.name!r} can't be part of a file name; use letters, digits, '.', '_' and '-'"
+        yield f"name: {config.name!r} is not a legal name; use letters, digits, '.', '_' and '-'"
 
 
 def _tasks(config: RunConfig) -> Iterator[str]:
     if not config.tasks:
-        yield "tasks: none; a run needs at least one"
+        yield "tasks: none; a run needs at least one, e.g. tasks: {frozenlake: {}}"
     elif all(task.weight == 0 for task in config.tasks.values()):
-        yield "tasks: every weight is 0; at least one must be positive"
+        yield "tasks: all weights are 0; set at least one to a positive number"
     for name in config.tasks:
         if not _NAME.fullmatch(name):
-            yield f"tasks.{name}: the name may hold letters, digits, '.', '_' and '-' only"
+            yield f"tasks.{name}: a name may contain only letters, digits, '.', '_' and '-'; rename it"
 
 
 def _task(task: TaskConfig) -> Iterator[str]:
     if task.max_response_tokens >= task.max_tokens:
         yield (
             f"max_response_tokens: {task.max_response_tokens} leaves no room for a prompt; "
-            f"must be less than max_tokens ({task.max_tokens})"
+            f"it must be less than max_tokens ({task.max_tokens})"
         )
 
 
 def find_model_problems(config: RunConfig) -> Iterator[str]:
-    """Of a model that lies here or will lie here when the run starts."""
+    """Of the model directory. It may be missing if only a plan is wanted."""
     model = config.model
     if model.kind != "directory":
         return
     if not model.path:
-        yield "model.path: empty; with kind: directory it names a Hugging Face model directory"
+        yield "model.path: empty; model.kind: directory needs a Hugging Face model directory, e.g. model.path=DIR"
         return
     missing = [name for name in ("config.json", "tokenizer.json") if not (Path(model.path) / name).is_file()]
     if not Path(model.path).is_dir():
-        yield f"model.path: there is no directory {model.path}"
+        yield f"model.path: directory {model.path} does not exist; correct the path"
     elif missing:
-        yield f"model.path: {model.path} is no model directory: it has no {' and no '.join(missing)}"
+        lacks = " and no ".join(missing)
+        yield f"model.path: {model.path} is not a model directory: it has no {lacks}; correct the path"
 
 
 def _deterministic(config: RunConfig) -> Iterator[str]:
     for key in ("redundancy", "redundant_groups"):
         value = getattr(config.flow, key)
         if config.deterministic and value:
-            yield f"flow.{key}: {value} cancels whatever is slowest; deterministic: true needs 0"
+            yield f"flow.{key}: {value} makes batches depend on what finishes first; deterministic: true needs 0"
 
 
 def _processes(config: RunConfig) -> Iterator[str]:
     if sum(pool.engines for pool in config.pools.values()) == 0:
-        yield "pools: no engines; at least one pool needs one"
+        yield "pools: no engines; set engines of at least one pool to 1 or more"
     timeouts = config.timeouts
     if timeouts.silence_s < 2 * timeouts.heartbeat_s:
         yield (
-            f"timeouts.silence_s: {timeouts.silence_s:g} would take one late heartbeat for a death; "
-            f"must be at least twice heartbeat_s ({timeouts.heartbeat_s:g})"
+            f"timeouts.silence_s: {timeouts.silence_s:g} is too short: one late heartbeat would count as a death; "
+            f"it must be at least twice heartbeat_s ({timeouts.heartbeat_s:g})"
         )
 
 
 def _split(config: RunConfig) -> Iterator[str]:
     for name in [name for name, task in config.tasks.items() if task.split]:
-        if config.engine.kind != "vllm":
-            yield f"tasks.{name}.split: true needs engine.kind: vllm"
-        if config.mode not in ("areal", "rollart"):
-            yield f"tasks.{name}.split: true needs mode areal or rollart; in {config.mode} engines install when idle"
+        if preset_of(config.mode).install_idle:
+            fit = modes_where(lambda preset: not preset.install_idle)
+            yield f"tasks.{name}.split: true needs mode {fit}; in {config.mode} engines install weights only when idle"
         if config.deterministic:
-            yield f"tasks.{name}.split: true decodes from KV made elsewhere; deterministic: true needs false"
+            yield f"tasks.{name}.split: true decodes from another engine's KV; deterministic: true needs false"
         if len({pool.tensor_parallel for pool in config.pools.values()}) > 1:
             yield f"tasks.{name}.split: true needs the same tensor_parallel in both pools"
-
-
-def _engine(config: RunConfig) -> Iterator[str]:
-    if config.engine.kind == "vllm":
-        for name in _VLLM_RESERVED:
-            if name in config.engine.vllm:
-                yield f"engine.vllm.{name}: the run sets this one itself; leave it out"
-        return
-    if config.engine.vllm:
-        yield f"engine.vllm: set, but engine.kind is {config.engine.kind}; write engine.kind: vllm or leave it out"
-
-
-def _trainer(config: RunConfig) -> Iterator[str]:
-    trainer, sizes = config.trainer, config.trainer.megatron
-    per_replica = sizes.tensor_parallel * sizes.pipeline_parallel
-    if trainer.kind == "megatron" and trainer.ranks % per_replica:
-        yield (
-            f"trainer.ranks: {trainer.ranks} can't be divided into replicas of {per_replica} "
-            f"(trainer.megatron: tensor_parallel {sizes.tensor_parallel} x pipeline_parallel {sizes.pipeline_parallel})"
-        )
-    if trainer.kind == "megatron" and trainer.lora.rank:
-        yield f"trainer.lora.rank: {trainer.lora.rank} needs trainer.kind: fsdp; megatron trains all weights"
-    if trainer.kind == "fsdp" and per_replica > 1:
-        yield "trainer.megatron: parallel sizes have no meaning with trainer.kind: fsdp; set trainer.kind: megatron"
 
 
 def _engines(config: RunConfig, pool: str) -> int:

@@ -1,7 +1,7 @@
-"""Getting new weights ready beside the generating engine. Owns the thread that waits for them; installs nothing itself.
+"""Prepares new weights while the engine generates. Owns the thread that waits for them; installs nothing itself.
 
-What takes time but does not need the engine to stand still happens in the thread: mapping and checking buckets in
-shared memory (staged), waiting for the other ranks of a collective (direct). Only the copy is left to the engine.
+The thread does the slow work that does not require a paused engine: mapping and verifying buckets in shared memory
+(staged), or waiting for the other ranks of a collective (direct). The engine only has to copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from rollart_hpc.errors import RollartError
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.direct import DirectTarget
-from rollart_hpc.weights.groups import CPU
+from rollart_hpc.weights.process_groups import CPU
 from rollart_hpc.weights.store import NodeStore
 from rollart_hpc.wire.messages import Install, InstallFailed, Message, TransferFailed, TransferJoin
 
@@ -31,12 +31,12 @@ Order = Install | TransferJoin
 
 @dataclass(slots=True)
 class Prepared:
-    """Weights that can be installed now, or why not."""
+    """Weights that are ready to install, or the reason why they are not."""
 
     order: Order
     asked_s: float
     named: Iterable[tuple[str, torch.Tensor]] | None = None
-    num_bytes: Callable[[], int] = lambda: 0  # known once the weights are through
+    num_bytes: Callable[[], int] = lambda: 0  # known once all weights have arrived
     error: str = ""
 
     @property
@@ -44,23 +44,23 @@ class Prepared:
         return WeightsId(self.order.attempt, self.order.version)
 
     def failed(self, reason: str) -> Message:
-        """What the controller is told: it forms a broken collective again, or asks for the install again."""
+        """The message for the controller, which then forms the collective again or repeats the install."""
         if isinstance(self.order, TransferJoin):
             return TransferFailed(self.order.epoch, reason)
         return InstallFailed(self.order.attempt, self.order.version, reason)
 
 
 class Preparer:
-    """Takes orders one after the other; `wake` is called from its thread whenever `ready` has something new.
+    """Processes one order at a time. Its thread calls `wake` whenever it adds something to `ready`.
 
-    The thread lives while there are orders. It is no daemon, for torch does not survive Python's end in mid-operation;
-    it ends by the deadline of its collective at the latest.
+    The thread lives while there are orders. It is not a daemon, because torch crashes if Python exits during an
+    operation. It ends at the deadline of its collective at the latest.
     """
 
     def __init__(
         self, store: NodeStore, deadline_s: float, device: torch.device | None, wake: Callable[[], None]
     ) -> None:
-        """`device`: the engine's, see its contract."""
+        """`device`: the engine's device, see `contract.Engine.device`."""
         self.ready: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
         self._orders: deque[tuple[Order, float]] = deque()
         self._lock = threading.Lock()
@@ -79,7 +79,7 @@ class Preparer:
         threading.Thread(target=self._run, name="weights").start()
 
     def close(self) -> None:
-        """Forget what was not begun. Does not wait: the thread may sit in a collective until its deadline."""
+        """Drop the orders that have not started. Does not wait: a collective may last until its deadline."""
         with self._lock:
             self._orders.clear()
 
@@ -94,8 +94,8 @@ class Preparer:
                 self._prepare(prepared)
             except (RollartError, OSError) as error:
                 prepared.error = str(error)
-            except Exception as error:  # the controller must hear of it, whatever it is
-                log.exception("weights %s", prepared.weights_id)
+            except Exception as error:  # report every failure to the controller
+                log.exception("could not prepare weights %s", prepared.weights_id)
                 prepared.error = f"{type(error).__name__}: {error}"
             self.ready.put(prepared)
             self._wake()

@@ -1,7 +1,7 @@
 """An engine's lane in the trace: prefill, decode, weights, wait. Owns how steps become spans; knows no engine.
 
-A span per step would be hundreds a second. Steps of one window are drawn as two spans, first the time of those that
-prefilled, then of those that only decoded: sums are exact, the order inside a window is not.
+One span per step would be hundreds a second. The steps of a window become two spans: first the time of steps that
+prefilled, then the time of steps that only decoded. The sums are exact, the order inside a window is not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Lane:
         self._tokens = {"prefill": 0, "decode": 0}
 
     def step(self, start_s: float, num_prefill_tokens: int, num_decode_tokens: int) -> None:
-        """One forward, from start_s until now."""
+        """Record one forward, from start_s until now."""
         now = time.monotonic()
         if not self._begin_s:
             self._begin_s = start_s
@@ -33,7 +33,7 @@ class Lane:
             self.flush()
 
     def span(self, name: str, start_s: float, **args: object) -> None:
-        """Something that is not a step, from start_s until now."""
+        """Record something other than a step, from start_s until now."""
         self.flush()
         now = time.monotonic()
         if name != "wait" or now - start_s >= SHORTEST_WAIT_S:

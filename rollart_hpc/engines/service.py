@@ -1,9 +1,9 @@
-"""An engine behind the controller's messages. Owns the loop of an engine process; knows no backend.
+"""Serves the controller's messages with an engine. Owns the loop of an engine process; knows no backend.
 
     waits for               unblocked by
     requests, weights       a message on the link, or the preparer's wake-up
 
-While the engine is busy, messages are taken between steps without waiting; otherwise nothing runs until one comes.
+While the engine is busy, the loop reads messages between steps and never blocks. Otherwise it blocks until one arrives.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Service:
             self._poll.register(fd, select.POLLIN)
 
     def run(self) -> None:
-        """Until the controller says Stop, or LinkClosed is raised."""
+        """Runs until the controller sends Stop, or LinkClosed is raised."""
         while not self._stopped:
             while not self._stopped and (received := self._link.recv(0)) is not None:
                 self._handle(*received)
@@ -98,7 +98,7 @@ class Service:
                 log.info("stopping: %s", message.reason)
                 self._stopped = True
             case _:
-                log.warning("unexpected %s", type(message).__name__)
+                log.warning("ignoring unexpected message %s", type(message).__name__)
 
     def _generate(self, message: Generate, frames: list[Frame]) -> None:
         request = Request(
@@ -123,22 +123,23 @@ class Service:
         self._in_flight.discard(done.request)
         if done.kv:
             times = done.queue_s, done.prefill_s
-            self._link.send(Prefilled(done.request, done.trajectory, done.kv, done.num_prefill_tokens, *times))
+            used = self._engine.kv_used_tokens
+            self._link.send(Prefilled(done.request, done.trajectory, done.kv, done.num_prefill_tokens, *times, used))
             return
         message = Generated(
             request=done.request,
             trajectory=done.trajectory,
-            finish=done.finish,
             num_prefill_tokens=done.num_prefill_tokens,
             num_decode_tokens=done.num_decode_tokens,
             queue_s=done.queue_s,
             prefill_s=done.prefill_s,
             decode_s=done.decode_s,
+            kv_used_tokens=self._engine.kv_used_tokens,
         )
         self._link.send(message, *done.record.to_frames())
 
     def _drop_all(self) -> None:
-        """The controller lost sight of us: it issues everything again. Tokens and KV stay, they may be of use."""
+        """The controller considered us lost and issues all requests again. Tokens and KV stay: they may be reused."""
         for request in self._in_flight:
             self._engine.abort(request)
         self._in_flight.clear()
@@ -179,5 +180,5 @@ class Service:
         self._link.send(message)
 
     def _refuse(self, prepared: Prepared, reason: str) -> None:
-        log.warning("weights %s not installed: %s", prepared.weights_id, reason)
+        log.warning("weights %s not installed, reporting it to the controller: %s", prepared.weights_id, reason)
         self._link.send(prepared.failed(reason))

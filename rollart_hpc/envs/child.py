@@ -1,6 +1,6 @@
-"""What happens inside an environment's own process. Owns the environment's life; knows no worker, no keys, no run.
+"""Runs inside an environment's process. Owns the environment object; knows no worker, no keys, no run.
 
-`Player` is also what a thread of the worker drives for `isolation: shared`.
+Threads of the worker also use `Player`, for `isolation: shared`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rollart_hpc.errors import DETAIL_CHARS
 if TYPE_CHECKING:
     from rollart_hpc.envs.contract import Environment
 
-TRACE_CHARS = 8000  # at most, the end of it
+TRACE_CHARS = 8000  # longer tracebacks keep only their end
 
 
 class Player:
-    """One environment object, used for one trajectory after the other. Whatever it raises becomes an answer."""
+    """One environment object, used for one trajectory after another. Its exceptions become answers."""
 
     def __init__(self, setup: talk.Setup) -> None:
         self._setup = setup
@@ -37,7 +37,7 @@ class Player:
         try:
             if isinstance(request, talk.Reset):
                 return self._reset(request)
-            assert self._environment is not None, "a turn before the first reset"
+            assert self._environment is not None, "a turn was requested before the first reset"
             if isinstance(request, talk.Step):
                 turn = self._environment.step(request.response)
                 done = bool(turn.done)
@@ -63,7 +63,7 @@ class Player:
 
 
 def _checked(observation: Any, done: bool, outcome: Any) -> talk.Observed:
-    """Tell a task's author what is wrong here, where the environment is known."""
+    """Check types here, where the error message can name the environment's mistake to its author."""
     if not isinstance(observation, str):
         raise TypeError(f"the observation is a {type(observation).__name__}, expected str")
     if outcome is not None and not isinstance(outcome, dict):
@@ -72,7 +72,7 @@ def _checked(observation: Any, done: bool, outcome: Any) -> talk.Observed:
 
 
 def serve(channel: socket.socket) -> None:
-    """Answer requests until the worker closes its end, be it in the middle of one: that play was cancelled."""
+    """Answer requests until the worker closes its end. If that happens during a request, it was cancelled."""
     _own_randomness()
     unpacker = talk.Unpacker()
     player: Player | None = None
@@ -97,7 +97,7 @@ def _packed(answer: talk.Answer) -> bytes:
 
 
 def _own_randomness() -> None:
-    """Forked siblings begin with one and the same global random state."""
+    """Seed the global random state, which forked siblings would otherwise share."""
     random.seed(os.urandom(16))
     numpy = sys.modules.get("numpy")
     if numpy is not None:

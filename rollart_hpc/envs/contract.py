@@ -1,7 +1,7 @@
-"""What an environment is. Owns the contract between a task's file and the processes that host it.
+"""The contract of an environment: what a task's author implements and env workers call.
 
-An environment plays one trajectory at a time and is used again after `reset`. It sees and answers text;
-tokens are not its business. It may raise, hang or crash: that ends its trajectory, nothing else.
+An environment plays one trajectory at a time and is reused after `reset`. It reads and writes text, never tokens.
+It may raise, hang or crash: only its trajectory ends.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Turn:
-    """What the environment says to an answer. The observation of a last turn is not shown to the policy."""
+    """The environment's reply to an answer. The policy does not see the observation of the last turn."""
 
     observation: str
     done: bool
 
 
 class Environment(Protocol):
-    """Made with the keyword arguments in the task file's `params`."""
+    """Created with the `params` of the task file as keyword arguments."""
 
     def reset(self, seed: int) -> str:
-        """Begin a new play; returns the first user message. The same seed gives the same play."""
+        """Start a new trajectory; returns the first user message. Must be deterministic for a seed."""
         ...
 
     def step(self, response: str) -> Turn:
-        """Take the policy's answer, decoded."""
+        """Process the policy's answer, as text."""
         ...
 
     def outcome(self) -> dict[str, Any]:
-        """JSON-able facts of the play so far, for the reward function."""
+        """JSON-serializable facts about the trajectory so far, for the reward function."""
         ...
 
     def close(self) -> None: ...
 
 
 class HasFormat(Protocol):
-    """Optional, besides `Environment`: needed when the run makes its own base model (`model.kind: tiny`)."""
+    """Optional, in addition to `Environment`: needed if the run makes its own base model (`model.kind: tiny`)."""
 
     def legal_answer(self, rng: random.Random) -> str:
-        """A random but legal answer to the observation just given, drawn from `rng`, never a hint at the solution.
+        """A random but legal answer to the last observation, drawn from `rng`. It must not hint at the solution.
 
-        From plays with such answers the tiny base model learns the form, and the tokenizer its words.
+        The tiny base model learns the format from trajectories with such answers, and the tokenizer its words.
         """
         ...

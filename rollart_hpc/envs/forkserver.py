@@ -1,11 +1,11 @@
-"""The process that environments' processes are forked from: the tasks' modules are imported once, here.
+"""The process from which environment processes are forked: it imports the tasks' modules once.
 
-Owns the children: forks them on request, kills them by request, reports how they ended, and ends all of them when
-the worker is gone. Started by `processes` as `python -m rollart_hpc.envs.forkserver FD PARENT_PID REFERENCE...`
-with a scrubbed environment, cwd `/` and one inherited descriptor, a SEQPACKET socket to the worker.
+Owns the children: forks and kills them on request, reports how they ended, and ends all of them when the worker is
+gone. `processes` starts it as `python -m rollart_hpc.envs.forkserver FD PARENT_PID REFERENCE...` with a scrubbed
+environment, cwd `/` and one inherited descriptor, a SEQPACKET socket to the worker.
 
-Only this process reaps its children, so a pid it signals is never somebody else's. Each child leads a session
-of its own: what an environment has started itself is killed with it.
+Only this process reaps its children, so it never signals a reused pid. Each child leads its own session: processes
+that an environment has started are killed with it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Kill(msgspec.Struct, tag=True):
 
 
 class Ready(msgspec.Struct, tag=True):
-    """fork server -> worker: everything is imported."""
+    """fork server -> worker: all modules are imported."""
 
 
 class Spawned(msgspec.Struct, tag=True):
@@ -79,7 +79,7 @@ class ForkServer:
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)  # the wake-up descriptor is what counts
+            signal.signal(number, lambda *_: None)  # only the wake-up descriptor is used
         signal.set_wakeup_fd(self._wake_in.fileno(), warn_on_full_buffer=False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
@@ -96,7 +96,7 @@ class ForkServer:
             self._reap()
 
     def end(self) -> None:
-        """The worker closed every channel: children close their environments, and are killed if they don't."""
+        """The worker has closed all channels. Children close their environments; slow ones are killed."""
         deadline_s = time.monotonic() + CLOSE_GRACE_S
         while self._children and (left_s := deadline_s - time.monotonic()) > 0:
             with contextlib.suppress(KeyError):
@@ -143,15 +143,15 @@ class ForkServer:
                 signal.signal(each, signal.SIG_DFL)
             self._selector.close()
             for held in (self._control, self._wake_in, self._wake_out):
-                held.detach()  # closed by number below; the objects must not close a successor later
+                held.detach()  # closed by number below; the objects must not close a reused descriptor later
             _keep_only(channel)
             gc.unfreeze()
             serve(socket.socket(fileno=CHILD_FD))
             code = 0
         except BaseException:
-            log.exception("environment process fails")
+            log.exception("an environment process failed")
         finally:
-            os._exit(code)  # never back into the server's code
+            os._exit(code)  # never return to the server's code
 
     def _reap(self) -> None:
         numbers = {pid: number for number, pid in self._children.items()}
@@ -163,7 +163,7 @@ class ForkServer:
             if ended is None:
                 return
             pid = ended.si_pid
-            _kill_session(pid)  # not reaped yet, so its session is still its own
+            _kill_session(pid)  # not reaped yet, so its pid has not been reused
             _, status = os.waitpid(pid, 0)
             number = numbers.pop(pid, None)
             if number is not None:
@@ -191,7 +191,7 @@ def _keep_only(channel: int) -> None:
 
 
 def _kill_session(pid: int) -> None:
-    """Everything the child leads; the child itself if it has not come as far as leading a session."""
+    """Kill the child's whole session, or only the child if it does not lead a session yet."""
     for end in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             end(pid, signal.SIGKILL)
@@ -202,9 +202,9 @@ def preload(references: list[str]) -> None:
         try:
             resolve(reference)
         except UserError as error:
-            log.warning("%s", error)  # its resets will fail with the same words
+            log.warning("%s", error)  # its resets will fail with the same message
     gc.collect()
-    gc.freeze()  # the collector of a child would otherwise touch, and so copy, every page
+    gc.freeze()  # otherwise a child's garbage collector touches, and so copies, every page
 
 
 def main() -> None:

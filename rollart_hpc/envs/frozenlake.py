@@ -1,12 +1,12 @@
 """FrozenLake: many short turns, so most tokens are observations (prefill-heavy). Owns its text.
 
-The map comes from the seed, through gymnasium. Every turn tells where the agent stands and what lies
-next to it, "trail" being where it has been:
+gymnasium makes the map from the seed. Every observation says where the agent is and what is next to it; "trail"
+marks cells where it has been:
 
     row 0 column 1 left trail down ice right hole up wall    ->    down
 
-For models that can read, `explained` puts the rules before the first turn and takes the last word of an answer for the
-move, whatever was thought before it.
+For models that understand English, `explained` puts the rules before the first turn. The last word of an answer is
+then the move, so the model may think before it.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class FrozenLake:
         return {"reached": self.reached, "fell": self.fell, "invalid": self.invalid, "progress": progress}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     @staticmethod
     def legal_answer(rng: random.Random) -> str:
-        """Right in form, at random in content: what the base model learns the format from."""
+        """Correct in form, random in content: the base model learns the format from such answers."""
         return rng.choice(list(MOVES))
 
     def _move(self, action: int) -> None:
@@ -84,7 +84,7 @@ class FrozenLake:
         return "trail" if cell == "ice" and (row, column) in self.trail else cell
 
     def _distances(self) -> dict[tuple[int, int], int]:
-        """Steps to the goal over safe ground."""
+        """Steps to the goal over safe cells."""
         goal = (self.size - 1, self.size - 1)
         distances, queue = {goal: 0}, [goal]
         for at in queue:

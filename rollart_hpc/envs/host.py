@@ -1,13 +1,13 @@
-"""All environments of one env worker. Owns who uses which environment, and every deadline; renders and sends nothing.
+"""All environments of one env worker. Owns their assignment to slots and all deadlines; renders and sends nothing.
 
     host.reset(slot, task, seed)  ->  Happened(slot, "turn", observation)
     host.step(slot, response)     ->  Happened(slot, "turn", observation, done, outcome)
     host.finish(slot)             ->  Happened(slot, "turn", done=True, outcome)       a trajectory cut short
     host.release(slot)                                          clean end or cancelled: idle -> reused, busy -> killed
-    whatever went wrong           ->  Happened(slot, "failed", status, detail)          the slot is free again
+    any failure                   ->  Happened(slot, "failed", status, detail)          the slot is free again
 
-Calls return at once. The caller waits in its selector for at most `wait_s()`, calls the callback of every ready key,
-then `collect()`. A slot is any hashable name; at most one call per slot is under way.
+Calls return immediately. The caller waits in its selector for at most `wait_s()`, calls the callback of every ready
+key, then `collect()`. A slot is any hashable object; it has at most one call in progress.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from typing import Any, Literal
 
 from rollart_hpc.config.schema import TaskConfig
 from rollart_hpc.envs import talk
-from rollart_hpc.envs.place import Place, Places
+from rollart_hpc.envs.handle import EnvBackend, EnvHandle
 from rollart_hpc.envs.processes import Processes
 from rollart_hpc.envs.threads import Threads
+from rollart_hpc.vocabulary import DONE, DropReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +34,23 @@ class Happened:
     observation: str = ""
     done: bool = False
     outcome: dict[str, Any] | None = None
-    status: str = ""
+    status: str = DONE  # or a DropReason
     detail: str = ""
-    trace: str = ""  # of what it raised
+    trace: str = ""  # traceback of the exception
     seconds: float = 0.0
 
 
 @dataclass(slots=True)
 class Lease:
-    """A slot's hold on an environment."""
+    """The environment that a slot uses."""
 
     slot: Hashable
     task: str
-    place: Place
-    call: talk.Request | None = None  # under way
+    handle: EnvHandle
+    call: talk.Request | None = None  # in progress
     called_s: float = 0.0
     number: int = 0  # of the call
-    death: str = ""  # it died while nothing was asked of it
+    death: str = ""  # how it died, if it died while idle
 
 
 def _setups(tasks: Mapping[str, TaskConfig], isolation: str) -> dict[str, talk.Setup]:
@@ -66,13 +67,13 @@ class Host:
         self.processes = Processes(selector, self, _setups(tasks, "process"), slots)
         self._threads = Threads(selector, self, _setups(tasks, "shared"))
         self._leases: dict[Hashable, Lease] = {}
-        self._by_place: dict[int, Lease] = {}
+        self._by_handle: dict[int, Lease] = {}
         self._deadlines: list[tuple[float, int, Hashable]] = []  # when, number of the call, slot
         self._num_calls = 0
         self._happened: list[Happened] = []
 
     def start(self) -> None:
-        """Import the tasks' environments, once for all. Blocks for as long as that takes."""
+        """Import the tasks' environments once, for all processes. Blocks until that is done."""
         if any(task.isolation == "process" for task in self._tasks.values()):
             self.processes.start()
 
@@ -80,8 +81,8 @@ class Host:
 
     def reset(self, slot: Hashable, task: str, seed: int, trouble_seed: int = 0) -> None:
         assert slot not in self._leases, f"slot {slot!r} is in use"
-        place = self._places(task).take(task)
-        self._leases[slot] = self._by_place[id(place)] = Lease(slot, task, place)
+        handle = self._backend(task).take(task)
+        self._leases[slot] = self._by_handle[id(handle)] = Lease(slot, task, handle)
         self._call(slot, talk.Reset(seed, trouble_seed), self._tasks[task].reset_timeout_s)
 
     def step(self, slot: Hashable, response: str) -> None:
@@ -101,15 +102,15 @@ class Host:
         self._num_calls += 1
         lease.call, lease.called_s, lease.number = request, time.monotonic(), self._num_calls
         if lease.death:
-            self._fail(lease, "env_crashed", lease.death)
+            self._fail(lease, DropReason.ENV_CRASHED, lease.death)
             return
         heapq.heappush(self._deadlines, (lease.called_s + timeout_s, lease.number, slot))
-        lease.place.ask(request)
+        lease.handle.ask(request)
 
-    # --- what comes of them ------------------------------------------------------------------------
+    # --- results -----------------------------------------------------------------------------------
 
     def wait_s(self) -> float | None:
-        """How long the caller may sleep; None: for ever."""
+        """How long the caller may sleep; None: forever."""
         if self._happened:
             return 0.0
         while self._deadlines and not self._is_current(self._deadlines[0]):
@@ -132,20 +133,20 @@ class Host:
     def _expire(self, lease: Lease) -> None:
         task = self._tasks[lease.task]
         if isinstance(lease.call, talk.Reset):
-            self._fail(lease, "reset_timeout", f"no answer in {task.reset_timeout_s:g} s")
+            self._fail(lease, DropReason.RESET_TIMEOUT, f"no answer in {task.reset_timeout_s:g} s")
         else:
-            self._fail(lease, "env_timeout", f"no answer in {task.turn_timeout_s:g} s")
+            self._fail(lease, DropReason.ENV_TIMEOUT, f"no answer in {task.turn_timeout_s:g} s")
 
-    def answered(self, place: Place, answer: talk.Answer) -> None:
-        lease = self._by_place.get(id(place))
+    def answered(self, handle: EnvHandle, answer: talk.Answer) -> None:
+        lease = self._by_handle.get(id(handle))
         if lease is None or lease.call is None:
-            # An answer nobody asked for: the environment's process is not to be trusted any further.
+            # An answer without a request: the environment's process can't be trusted anymore.
             if lease is not None:
-                lease.death = "it spoke out of turn"
-            self._places(place.task).remove(place)
+                lease.death = "it sent an answer without a request"
+            self._backend(handle.task).remove(handle)
             return
         if isinstance(answer, talk.Raised):
-            status = "reset_failed" if isinstance(lease.call, talk.Reset) else "env_error"
+            status = DropReason.RESET_FAILED if isinstance(lease.call, talk.Reset) else DropReason.ENV_ERROR
             self._fail(lease, status, answer.detail, answer.trace)
             return
         lease.call = None
@@ -154,16 +155,17 @@ class Host:
             Happened(lease.slot, "turn", answer.observation, answer.done, answer.outcome, seconds=seconds)
         )
 
-    def died(self, place: Place, detail: str) -> None:
-        lease = self._by_place.get(id(place))
+    def died(self, handle: EnvHandle, detail: str) -> None:
+        lease = self._by_handle.get(id(handle))
         if lease is None:
             return
         if lease.call is None:
-            lease.death = detail  # told when the next turn is asked for: until then nobody waits for an answer
+            lease.death = detail  # reported with the next request: until then nobody waits for an answer
         else:
-            self._fail(lease, "reset_failed" if isinstance(lease.call, talk.Reset) else "env_crashed", detail)
+            is_reset = isinstance(lease.call, talk.Reset)
+            self._fail(lease, DropReason.RESET_FAILED if is_reset else DropReason.ENV_CRASHED, detail)
 
-    def _fail(self, lease: Lease, status: str, detail: str, trace: str = "") -> None:
+    def _fail(self, lease: Lease, status: DropReason, detail: str, trace: str = "") -> None:
         seconds = time.monotonic() - lease.called_s
         self._end(lease, reusable=False)
         self._happened.append(
@@ -171,14 +173,14 @@ class Host:
         )
 
     def _end(self, lease: Lease, *, reusable: bool) -> None:
-        del self._leases[lease.slot], self._by_place[id(lease.place)]
-        places = self._places(lease.task)
+        del self._leases[lease.slot], self._by_handle[id(lease.handle)]
+        backend = self._backend(lease.task)
         if reusable and not lease.death:
-            places.give_back(lease.place)
+            backend.give_back(lease.handle)
         else:
-            places.remove(lease.place)
+            backend.remove(lease.handle)
 
-    def _places(self, task: str) -> Places:
+    def _backend(self, task: str) -> EnvBackend:
         return self.processes if self._tasks[task].isolation == "process" else self._threads
 
     def close(self) -> None:

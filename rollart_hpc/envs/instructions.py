@@ -1,4 +1,4 @@
-"""Instructions: do exactly what one short sentence asks for, and nothing else. For models that can read. Owns its text.
+"""Instructions: do exactly what a short sentence asks for. For models that understand English. Owns its text.
 
     Copy these words: coat, lamp                                  ->    coat, lamp
     Write the word river 3 times, separated by commas.            ->    river, river, river
@@ -6,7 +6,7 @@
     Write these words in capital letters: lamp, coat              ->    LAMP, COAT
     Count down from 9 to 6, separated by commas.                  ->    9, 8, 7, 6
 
-Every answer is a list with commas; which one comes from the seed.
+Every answer is a comma-separated list. The seed determines the instruction.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ WORDS = [
 
 
 class Instructions:
-    """`kinds`: what may be asked; `longest`: items of an answer at most."""
+    """`kinds`: the kinds of instructions; `longest`: maximum items in an answer."""
 
     def __init__(self, kinds: Sequence[str] = KINDS, longest: int = 5) -> None:
         unknown = sorted(set(kinds) - set(KINDS))
         if unknown or not kinds:
-            raise ValueError(f"kinds={list(kinds)}: want some of {', '.join(KINDS)}")
+            raise ValueError(f"kinds={list(kinds)}: must be some of {', '.join(KINDS)}")
         if not 2 <= longest <= 8:
-            raise ValueError(f"longest={longest}: want 2 to 8")
+            raise ValueError(f"longest={longest}: must be 2 to 8")
         self.kinds, self.longest = tuple(kinds), longest
 
     def reset(self, seed: int) -> str:
@@ -59,15 +59,15 @@ class Instructions:
         return text
 
     def step(self, response: str) -> Turn:
-        """The answer is judged by the reward function, from the transcript."""
+        """The reward function judges the answer, from the transcript."""
         return Turn("", True)
 
     def outcome(self) -> dict[str, Any]:
         return {"kind": self.kind, "items": self.items}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def legal_answer(self, rng: random.Random) -> str:
-        """Right in form, at random in content."""
+        """Correct in form, random in content."""
         return ", ".join(rng.sample(WORDS, rng.randint(2, self.longest)))

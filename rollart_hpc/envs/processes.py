@@ -1,7 +1,7 @@
-"""Environments in processes of their own (`isolation: process`), as the worker sees them.
+"""Environments in their own processes (`isolation: process`), as the worker sees them.
 
 Owns the fork server and a channel per child. Event-driven: descriptors are registered in the worker's selector with
-a callback as data. Nothing a child sends is trusted; what does not parse ends the child.
+a callback as data. Nothing a child sends is trusted: a message that does not parse ends the child.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from rollart_hpc.envs import forkserver, talk
-from rollart_hpc.envs.place import Listener, Place
+from rollart_hpc.envs.handle import EnvHandle, Listener
 from rollart_hpc.errors import SiteError
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ CONTROL_TIMEOUT_S = 10.0
 READ_BYTES = 1 << 16
 
 
-class Child:
+class EnvProcess:
     """The worker's end of one environment process."""
 
     def __init__(self, processes: Processes, number: int, task: str, channel: socket.socket) -> None:
@@ -53,39 +53,39 @@ class Processes:
         self._listener = listener
         self._setups = setups
         self._limit = limit
-        self._children: dict[int, Child] = {}
-        self._idle: defaultdict[str, list[Child]] = defaultdict(list)
+        self._children: dict[int, EnvProcess] = {}
+        self._idle: defaultdict[str, list[EnvProcess]] = defaultdict(list)
         self._next_number = 0
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    # --- places --------------------------------------------------------------------------------
+    # --- handles --------------------------------------------------------------------------------
 
-    def take(self, task: str) -> Place:
+    def take(self, task: str) -> EnvHandle:
         if self._idle[task]:
             return self._idle[task].pop()
         if len(self._children) >= self._limit:
             self._remove_an_idle_one()
         return self._spawn(task)
 
-    def give_back(self, place: Place) -> None:
-        assert isinstance(place, Child)
-        if place.number in self._children:
-            self._idle[place.task].append(place)
+    def give_back(self, handle: EnvHandle) -> None:
+        assert isinstance(handle, EnvProcess)
+        if handle.number in self._children:
+            self._idle[handle.task].append(handle)
 
-    def remove(self, place: Place) -> None:
-        assert isinstance(place, Child)
-        if self._forget(place):
-            self._order(forkserver.Kill(place.number))
+    def remove(self, handle: EnvHandle) -> None:
+        assert isinstance(handle, EnvProcess)
+        if self._forget(handle):
+            self._order(forkserver.Kill(handle.number))
 
     @property
     def pids(self) -> list[int]:
-        """Of the living children, and the fork server's own last."""
+        """Pids of the living children; the fork server's is last."""
         server = [self._server.pid] if self._server is not None else []
         return [child.pid for child in self._children.values() if child.pid] + server
 
     def close(self) -> None:
-        """Children close their environments; the fork server ends those that take too long, then itself."""
+        """Children close their environments. The fork server kills those that take too long, then exits."""
         for child in list(self._children.values()):
             self._forget(child)
         server = self._server
@@ -99,11 +99,11 @@ class Processes:
 
     # --- children ------------------------------------------------------------------------------
 
-    def _spawn(self, task: str) -> Child:
+    def _spawn(self, task: str) -> EnvProcess:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self._next_number += 1
-        child = Child(self, self._next_number, task, ours)
+        child = EnvProcess(self, self._next_number, task, ours)
         self._children[child.number] = child
         self._selector.register(ours, selectors.EVENT_READ, partial(self._ready, child))
         self.send(child, talk.pack(self._setups[task]))
@@ -111,8 +111,8 @@ class Processes:
             self._order(forkserver.Spawn(child.number), theirs.fileno())
         return child
 
-    def send(self, child: Child, data: bytes) -> None:
-        """Never blocks: what the channel does not take now leaves when it is ready again."""
+    def send(self, child: EnvProcess, data: bytes) -> None:
+        """Never blocks: what the channel can't take now is sent when it is ready again."""
         child.unsent += data
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while child.unsent:
@@ -120,19 +120,19 @@ class Processes:
         if child.unsent:
             self._watch(child, selectors.EVENT_READ | selectors.EVENT_WRITE)
 
-    def _watch(self, child: Child, events: int) -> None:
-        with contextlib.suppress(KeyError):  # not watched any more: its end was read already
+    def _watch(self, child: EnvProcess, events: int) -> None:
+        with contextlib.suppress(KeyError):  # not watched anymore: end of file was already read
             self._selector.modify(child.channel, events, partial(self._ready, child))
 
-    def _ready(self, child: Child) -> None:
+    def _ready(self, child: EnvProcess) -> None:
         if child.number not in self._children:
-            return  # removed by another event of the same round
+            return  # removed by another event in the same round
         if child.unsent:
             self._watch(child, selectors.EVENT_READ)
             self.send(child, b"")
         self._read(child)
 
-    def _read(self, child: Child) -> None:
+    def _read(self, child: EnvProcess) -> None:
         try:
             data = child.channel.recv(READ_BYTES)
         except BlockingIOError:
@@ -140,7 +140,7 @@ class Processes:
         except ConnectionError:
             data = b""
         if not data:
-            # Dead, or it closed the channel under us. Either way its end is reported with its exit code.
+            # The child died or closed the channel. Either way the fork server reports its exit code.
             self._selector.unregister(child.channel)
             self._order(forkserver.Kill(child.number))
             return
@@ -151,7 +151,7 @@ class Processes:
             self.remove(child)
             self._listener.died(child, str(error))
 
-    def _forget(self, child: Child) -> bool:
+    def _forget(self, child: EnvProcess) -> bool:
         if self._children.pop(child.number, None) is None:
             return False
         if child in self._idle[child.task]:
@@ -176,9 +176,9 @@ class Processes:
         self._control.settimeout(START_TIMEOUT_S)
         try:
             if not self._control.recv(4096):
-                raise SiteError("the environments' fork server died while it imported the tasks", "see the lines above")
+                raise SiteError("the environments' fork server died while importing the tasks", "see the log above")
         except TimeoutError:
-            fix = "an import of a task's module hangs"
+            fix = "the import of a task's module hangs or is too slow: see the log above"
             raise SiteError(f"the environments' fork server is not ready after {START_TIMEOUT_S:g} s", fix) from None
         self._control.settimeout(CONTROL_TIMEOUT_S)
 
@@ -192,9 +192,9 @@ class Processes:
                 env=scrubbed_environment(),
                 cwd="/",
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what environments print goes to the worker's log
+                stdout=2,  # the output of environments goes to the worker's log
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for the supervisor, not for every environment
+                start_new_session=True,  # Ctrl-C must reach only the supervisor, not every environment
             )
         ours.settimeout(CONTROL_TIMEOUT_S)
         self._control = ours
@@ -203,15 +203,15 @@ class Processes:
     def _order(self, order: forkserver.Spawn | forkserver.Kill, *descriptors: int) -> None:
         if self._control is None:
             if isinstance(order, forkserver.Kill):
-                return  # the server is dead, and its children with it
+                return  # the server is dead, and so are its children
             self._start_server()
         assert self._control is not None
         try:
             socket.send_fds(self._control, [forkserver.write(order)], descriptors)
-        except OSError as error:  # TimeoutError among them: a server that does not read is of no use
-            log.warning("the environments' fork server can't be reached: %s", error)
+        except OSError as error:  # including TimeoutError: a server that does not read is useless
+            log.warning("restarting the environments' fork server, which does not respond: %s", error)
             assert self._server is not None
-            self._server.kill()  # its end is then read from the control socket
+            self._server.kill()  # `_reported` then reads end of file from the control socket
 
     def _reported(self) -> None:
         assert self._control is not None
@@ -230,22 +230,22 @@ class Processes:
         elif isinstance(report, forkserver.Gone) and report.number in self._children:
             self._gone(self._children[report.number], describe(report.code))
 
-    def _gone(self, child: Child, detail: str) -> None:
+    def _gone(self, child: EnvProcess, detail: str) -> None:
         while child.number in self._children and self._is_watched(child):
-            self._read(child)  # an answer it sent before it died still counts
+            self._read(child)  # an answer sent before it died still counts
         if self._forget(child):
             self._listener.died(child, detail)
 
-    def _is_watched(self, child: Child) -> bool:
-        """False once its end was read."""
+    def _is_watched(self, child: EnvProcess) -> bool:
+        """False once end of file was read."""
         try:
             return self._selector.get_key(child.channel) is not None
         except KeyError:
             return False
 
     def _server_died(self) -> None:
-        """Its children died with it. A new one starts with the next environment."""
-        log.warning("the environments' fork server died")
+        """Its children died with it. The next environment starts a new server."""
+        log.warning("the environments' fork server died; the next environment starts a new one")
         server = self._server
         self._drop_server()
         if server is not None:
@@ -262,7 +262,7 @@ class Processes:
 
 
 def scrubbed_environment() -> dict[str, str]:
-    """Ours without what tells of the run; one thread per library, for a fork must find no other threads."""
+    """Our environment without variables of the run. One thread per library, because a fork keeps no other threads."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("ROLLART_")}
     search = [os.path.abspath(entry or os.getcwd()) for entry in sys.path]
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -270,4 +270,4 @@ def scrubbed_environment() -> dict[str, str]:
 
 
 def describe(code: int) -> str:
-    return f"its process was ended by signal {-code}" if code < 0 else f"its process exited with code {code}"
+    return f"its process was killed by signal {-code}" if code < 0 else f"its process exited with code {code}"

@@ -1,14 +1,14 @@
-"""From a conversation to token ids and back: the model's chat template and tokenizer, without transformers.
+"""Converts a conversation to token ids and back, with the model's chat template and tokenizer, without transformers.
 
-Owns the rule that sampled ids are kept verbatim: a turn adds only what the template puts behind the policy's answer.
+Owns the rule that sampled ids are kept verbatim: a turn adds only what the template puts after the policy's answer.
 
     prompt    <user>observation 1<end><assistant>                        encoded once
     answer                                         sampled ids           never encoded again
     delta                                                     <end><user>observation 2<end><assistant>
-                                                              (without <end> if the policy sampled it itself)
+                                                              (without <end> if the policy sampled it)
 
-If the template rewrites what came before (drops earlier reasoning, say), no delta exists: the conversation starts
-over with the whole text, and what was sampled so far becomes a sample of its own.
+If the template rewrites earlier text (for example, drops earlier reasoning), there is no delta: the conversation
+starts over with the whole text, and the tokens so far become a separate sample.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ import jinja2.ext
 import jinja2.sandbox
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from rollart_hpc.errors import UserError
+from rollart_hpc.model_files import end_ids, load_tokenizer, read_settings, token_text
 
 Chat = list[dict[str, str]]
-MARK = "\u2063rollart\u2063"  # stands for an answer; invisible separators, so no template reacts to it
+MARK = "\u2063rollart\u2063"  # placeholder for an answer; invisible separators, so no template reacts to it
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class Renderer:
-    """Template and tokenizer of one model directory. Stateless: shared by all trajectories."""
+    """Template and tokenizer of one model directory. Stateless, so all trajectories share it."""
 
     def __init__(self, model_dir: Path) -> None:
-        settings = _read_json(model_dir / "tokenizer_config.json")
-        self._tokenizer = _load_tokenizer(model_dir / "tokenizer.json")
-        self._special = {name: _token_text(settings[name]) for name in SPECIAL_TOKENS if settings.get(name)}
+        settings = read_settings(model_dir / "tokenizer_config.json")
+        self._tokenizer = load_tokenizer(model_dir / "tokenizer.json")
+        self._special = {name: token_text(settings[name]) for name in SPECIAL_TOKENS if settings.get(name)}
         self._template = _compile(_find_template(model_dir, settings))
-        self.end_ids = self._find_end_ids(model_dir)
+        self.end_ids = end_ids(model_dir, self._tokenizer)
 
     def text(self, chat: Chat) -> str:
-        """The whole conversation, up to where the policy is to answer."""
+        """The whole conversation, up to the point where the policy answers."""
         return self._template.render(messages=chat, add_generation_prompt=True, **self._special)
 
     def encode(self, text: str) -> NDArray[np.int32]:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
 
     def decode(self, ids: NDArray[np.int32]) -> str:
-        """What the policy said: without its end-of-turn token and other special ones."""
+        """The policy's text, without the end-of-turn token and other special tokens."""
         kept = ids[:-1] if self.is_ended(ids) else ids
         return str(self._tokenizer.decode(kept.tolist(), skip_special_tokens=True))
 
@@ -61,15 +61,6 @@ class Renderer:
     def token_text(self, token: int) -> str:
         return self._tokenizer.id_to_token(token) or ""
 
-    def _find_end_ids(self, model_dir: Path) -> frozenset[int]:
-        """Every id at which an engine may stop."""
-        found: set[int] = set()
-        for name in ("generation_config.json", "config.json"):
-            ids = _read_json(model_dir / name).get("eos_token_id")
-            found.update([ids] if isinstance(ids, int) else ids or [])
-        own = self._tokenizer.token_to_id(self._special.get("eos_token", ""))
-        return frozenset(found if own is None else found | {own})
-
 
 @dataclass(frozen=True, slots=True)
 class Delta:
@@ -78,7 +69,7 @@ class Delta:
 
 
 class Conversation:
-    """The text of one trajectory. begin, then (answer, observe) for every turn."""
+    """The text of one trajectory. Call `begin`, then `answer` and `observe` for every turn."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
@@ -110,9 +101,9 @@ class Conversation:
 
 
 def _added(before: str, said: str, text: str, marked: str) -> str | None:
-    """What the template puts behind an answer; None if it touches what came before or the answer itself.
+    """The text that the template puts after an answer; None if it changes the answer or anything before it.
 
-    White space around an answer may be trimmed: the sampled ids stay as they are.
+    The template may trim white space around an answer: the sampled ids stay unchanged.
     """
     if not marked.startswith(before + MARK):
         return None
@@ -132,21 +123,12 @@ def _assistant(text: str) -> dict[str, str]:
 # --- files of a model directory --------------------------------------------------------------------
 
 
-def _load_tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
-        raise UserError(f"{path} is missing", "env workers need a fast tokenizer; save the model's with transformers")
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the Rust side raises bare Exception
-        raise UserError(f"{path}: {error}", "save the model's tokenizer again") from None
-
-
 def _find_template(model_dir: Path, settings: dict[str, Any]) -> str:
     file = model_dir / "chat_template.jinja"
     if file.is_file():
         return file.read_text()
     template = settings.get("chat_template")
-    if isinstance(template, list):  # several by name
+    if isinstance(template, list):  # named templates
         template = next((each["template"] for each in template if each["name"] == "default"), None)
     if not isinstance(template, str):
         raise UserError(f"{model_dir} has no chat template", "add chat_template.jinja to the model directory")
@@ -154,7 +136,7 @@ def _find_template(model_dir: Path, settings: dict[str, Any]) -> str:
 
 
 def _compile(template: str) -> jinja2.Template:
-    """As transformers does it: sandboxed, for a template is code that came with the model."""
+    """Same settings as transformers. Sandboxed, because a template is code that comes with the model."""
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -175,24 +157,10 @@ def _compile(template: str) -> jinja2.Template:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's words for transformers; here its body is simply rendered."""
+    """`{% generation %}` marks the assistant's text for transformers; here its body is simply rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own interface
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _token_text(token: str | dict[str, Any]) -> str:
-    return token if isinstance(token, str) else str(token["content"])
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path}: {error}", "it must hold JSON") from None
-    return content

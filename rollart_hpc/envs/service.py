@@ -1,9 +1,9 @@
-"""What an env worker does: plays many trajectories at once, each against an environment of its own.
+"""The service of an env worker: plays many trajectories at once, each with its own environment.
 
     Play -> reset -> TurnWanted -> Generated -> environment's turn -> TurnWanted -> ... -> Ended
 
-Owns the trajectories in progress. One thread, one selector: the link, every environment and the nearest deadline.
-What goes wrong in a trajectory ends that trajectory with a status; the worker ends with `Stop` or with its link.
+Owns the trajectories in progress. One thread and one selector serve the link, all environments and the next deadline.
+A failure ends only its own trajectory, with a status. The worker ends with `Stop` or when its link closes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import jinja2
 
 from rollart_hpc.config.schema import TaskConfig
 from rollart_hpc.envs.host import Happened, Host
-from rollart_hpc.envs.play import Trajectory
 from rollart_hpc.envs.render import Renderer
+from rollart_hpc.envs.trajectory import EnvTrajectory
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.types import Frame, TokenRecord
+from rollart_hpc.vocabulary import DONE, DropReason
 from rollart_hpc.wire.link import Link
 from rollart_hpc.wire.messages import AnyMessage, Cancel, Ended, Generated, Play, Resend, Stop, WhoAreYou
 
@@ -45,8 +46,8 @@ class Service:
         self._link = link
         self._tracer = tracer
         self._selector = selector
-        self._playing: dict[str, Trajectory] = {}  # by trajectory; the host's slot is the Trajectory itself
-        self._traced: set[tuple[str, str]] = set()  # task and exception of the tracebacks that were logged
+        self._playing: dict[str, EnvTrajectory] = {}  # by trajectory; the host's slot is the EnvTrajectory itself
+        self._traced: set[tuple[str, str]] = set()  # (task, exception) whose traceback has been logged
         self._stopped = False
 
     def run(self) -> None:
@@ -74,14 +75,14 @@ class Service:
                 self._resend(message)
             case Cancel():
                 self._cancel(message)
-            case WhoAreYou():  # the controller lost sight of us: all of this is issued again
+            case WhoAreYou():  # the controller considered us lost and issues all trajectories again
                 for trajectory in list(self._playing.values()):
                     self._drop(trajectory)
             case Stop():
-                log.info("stop: %s", message.reason)
+                log.info("stopping: %s", message.reason)
                 self._stopped = True
             case _:
-                log.warning("unexpected %s", type(message).__name__)
+                log.warning("ignoring unexpected message %s", type(message).__name__)
 
     def _play(self, play: Play) -> None:
         earlier = self._playing.get(play.trajectory)
@@ -89,11 +90,13 @@ class Service:
             self._drop(earlier)
         if play.task not in self._tasks:
             detail = f"unknown task {play.task!r}"
-            self._link.send(Ended(play.trajectory, play.issue, "reset_failed", detail, 0, 0, []), b"", b"", b"", b"")
+            self._link.send(
+                Ended(play.trajectory, play.issue, DropReason.RESET_FAILED, detail, 0, 0, []), b"", b"", b"", b""
+            )
             return
-        trajectory = Trajectory(play, self._tasks[play.task], self._renderer)
+        trajectory = EnvTrajectory(play, self._tasks[play.task], self._renderer)
         self._playing[play.trajectory] = trajectory
-        # Another issue of the same trajectory must not run into the same injected crash again.
+        # A new issue of the same trajectory must not hit the same injected crash again.
         trouble_seed = crc32(f"{play.trajectory}/{play.sample_seed}/{play.issue}".encode())
         self._host.reset(trajectory, play.task, play.seed, trouble_seed)
 
@@ -125,7 +128,7 @@ class Service:
 
     def _happened(self, happened: Happened) -> None:
         trajectory = happened.slot
-        assert isinstance(trajectory, Trajectory)
+        assert isinstance(trajectory, EnvTrajectory)
         if self._playing.get(trajectory.play.trajectory) is not trajectory:
             return  # cancelled in the same round
         is_reset = trajectory.num_turns == 0
@@ -139,22 +142,22 @@ class Service:
             elif not happened.done:
                 trajectory.observe(happened.observation)
         except jinja2.TemplateError as error:
-            self._fail(trajectory, f"the chat template can't render it: {error}")
+            self._fail(trajectory, f"the chat template can't render the conversation: {error}")
             return
         self._go_on(trajectory, happened, is_reset)
 
-    def _go_on(self, trajectory: Trajectory, happened: Happened, is_reset: bool) -> None:
+    def _go_on(self, trajectory: EnvTrajectory, happened: Happened, is_reset: bool) -> None:
         if happened.done:
             self._end(trajectory, happened)
         elif trajectory.room >= 1:
-            wanted, ids = trajectory.wanted(happened.seconds)
+            wanted, ids = trajectory.wanted()
             self._link.send(wanted, ids)
         elif is_reset:
-            self._fail(trajectory, f"the first prompt leaves no room below max_tokens = {trajectory.task.max_tokens}")
+            self._fail(trajectory, f"the first prompt alone reaches max_tokens = {trajectory.task.max_tokens}")
         else:
             self._host.finish(trajectory)
 
-    def _account(self, trajectory: Trajectory, happened: Happened, is_reset: bool) -> None:
+    def _account(self, trajectory: EnvTrajectory, happened: Happened, is_reset: bool) -> None:
         if is_reset:
             trajectory.reset_s = happened.seconds
         else:
@@ -165,12 +168,12 @@ class Service:
 
     # --- ends --------------------------------------------------------------------------------------
 
-    def _fail(self, trajectory: Trajectory, detail: str) -> None:
-        self._end(trajectory, Happened(trajectory, "failed", status="env_error", detail=detail))
+    def _fail(self, trajectory: EnvTrajectory, detail: str) -> None:
+        self._end(trajectory, Happened(trajectory, "failed", status=DropReason.ENV_ERROR, detail=detail))
 
-    def _end(self, trajectory: Trajectory, last: Happened) -> None:
+    def _end(self, trajectory: EnvTrajectory, last: Happened) -> None:
         ended, frames = trajectory.ended(last)
-        if ended.status != "done":
+        if ended.status != DONE:
             log.info("%s: %s: %s", ended.trajectory, ended.status, ended.detail)
             self._trace_once(trajectory.play.task, last)
         self._drop(trajectory)
@@ -182,6 +185,6 @@ class Service:
             self._traced.add(kind)
             log.warning("the first %s of task %s:\n%s", kind[1], task, failed.trace.rstrip())
 
-    def _drop(self, trajectory: Trajectory) -> None:
+    def _drop(self, trajectory: EnvTrajectory) -> None:
         del self._playing[trajectory.play.trajectory]
         self._host.release(trajectory)

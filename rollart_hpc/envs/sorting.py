@@ -1,8 +1,8 @@
-"""Sorting: one short question, one long answer, so most tokens are sampled (decode-heavy). Owns its text.
+"""Sorting: a short question and a long answer, so most tokens are sampled (decode-heavy). Owns its text.
 
     sort f c a    ->    next in line place 1 a , next in line place 2 c , next in line place 3 f
 
-Which letters are to be sorted, and in which order they are shown, comes from the seed.
+The seed determines the letters and the order in which they are shown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from rollart_hpc.envs.contract import Turn
 
-LEAD = "next in line place"  # the words before each letter: what makes the answer long
+LEAD = "next in line place"  # the words before each letter, which make the answer long
 
 
 class Sorting:
@@ -21,7 +21,7 @@ class Sorting:
 
     def __init__(self, length: int = 6, letters: int = 10) -> None:
         if not 1 <= length <= letters <= len(string.ascii_lowercase):
-            raise ValueError(f"length={length}, letters={letters}: want 1 <= length <= letters <= 26")
+            raise ValueError(f"length={length}, letters={letters}: must be 1 <= length <= letters <= 26")
         self.length = length
         self.alphabet = string.ascii_lowercase[:letters]
 
@@ -30,17 +30,17 @@ class Sorting:
         return "sort " + " ".join(self.shown)
 
     def step(self, response: str) -> Turn:
-        """The answer is judged by the reward function, from the transcript."""
+        """The reward function judges the answer, from the transcript."""
         return Turn("", True)
 
     def outcome(self) -> dict[str, Any]:
         return {"letters": self.shown}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def legal_answer(self, rng: random.Random) -> str:
-        """Right in form, at random in content: the letters shown, in random order."""
+        """Correct in form, random in content: the letters shown, in random order."""
         return self._answer(rng.sample(self.shown, self.length))
 
     def _answer(self, letters: list[str]) -> str:

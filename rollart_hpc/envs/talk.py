@@ -1,7 +1,7 @@
-"""What a worker and an environment's process say to each other. Owns the structs and their framing; no processes.
+"""The protocol between a worker and an environment's process. Owns the structs and their framing; no processes.
 
-Length-prefixed msgpack over a socket pair. The worker decodes answers into these types and nothing else, so
-an environment gone wild can end its own trajectory but not run code in the worker.
+Length-prefixed msgpack over a socket pair. The worker decodes answers only into these types, so a misbehaving
+environment can end its own trajectory but can't run code in the worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LENGTH_BYTES = 4
 
 
 class Setup(msgspec.Struct, tag=True):
-    """First word to a process: which environment it will play."""
+    """The first message to a process: which environment it runs."""
 
     environment: str
     params: dict[str, Any]
@@ -34,11 +34,11 @@ class Step(msgspec.Struct, tag=True):
 
 
 class Finish(msgspec.Struct, tag=True):
-    """The trajectory is cut short: tell how it stands."""
+    """The trajectory is cut short: report its outcome."""
 
 
 class Observed(msgspec.Struct, tag=True):
-    """The answer to all of them. `outcome` comes with the end."""
+    """The answer to every request. `outcome` is set when the trajectory ends."""
 
     observation: str
     done: bool
@@ -55,12 +55,12 @@ Answer = Union[Observed, Raised]
 
 
 class Garbage(Exception):
-    """What arrived is none of our structs."""
+    """The data received is not a valid message."""
 
 
 def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
-        return value.tolist()  # numpy's scalars and arrays
+        return value.tolist()  # numpy scalars and arrays
     raise TypeError(f"{type(value).__name__} can't be sent")
 
 
@@ -70,7 +70,7 @@ _answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 def plain(value: dict[str, Any]) -> dict[str, Any]:
-    """The same with nothing but what a message can carry; TypeError if that is not possible."""
+    """Converts to types that a message can carry; raises TypeError if that is not possible."""
     converted: dict[str, Any] = msgspec.to_builtins(value, enc_hook=_plain)
     return converted
 
@@ -81,7 +81,7 @@ def pack(message: Setup | Request | Answer) -> bytes:
 
 
 class Unpacker:
-    """Collects bytes until messages are whole."""
+    """Collects bytes until messages are complete."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -92,7 +92,7 @@ class Unpacker:
         while len(self._buffer) >= _LENGTH_BYTES:
             length = int.from_bytes(self._buffer[:_LENGTH_BYTES], "big")
             if length > MAX_ANSWER_BYTES:
-                raise Garbage(f"an answer of {length} bytes, at most {MAX_ANSWER_BYTES} are taken")
+                raise Garbage(f"its answer has {length} bytes, more than the limit of {MAX_ANSWER_BYTES}")
             end = _LENGTH_BYTES + length
             if len(self._buffer) < end:
                 break
@@ -109,4 +109,4 @@ def read_answer(body: bytes) -> Answer:
     try:
         return _answers.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Garbage(f"an answer that does not parse: {error}") from None
+        raise Garbage(f"its answer does not parse: {error}") from None

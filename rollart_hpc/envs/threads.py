@@ -1,7 +1,7 @@
-"""Environments inside the worker (`isolation: shared`), for pure-Python ones that are trusted to behave.
+"""Environments inside the worker (`isolation: shared`), for trusted environments in pure Python.
 
-Owns threads that grow with the number of turns in progress. A thread that hangs can't be ended: its turn is given up
-and the thread is left behind. A crash takes the worker with it: that is what `isolation: process` is for.
+Owns a pool of threads that grows with the number of turns in progress. A hanging thread can't be killed: its turn
+times out and the thread stays behind. A crash ends the worker; use `isolation: process` to prevent that.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Mapping
 
 from rollart_hpc.envs import talk
 from rollart_hpc.envs.child import Player
-from rollart_hpc.envs.place import Listener, Place
+from rollart_hpc.envs.handle import EnvHandle, Listener
 from rollart_hpc.wire.wakeup import Wakeup
 
 
 class Room:
-    """One environment object; at most one thread is in it."""
+    """One environment object; at most one thread uses it at a time."""
 
     def __init__(self, task: str, player: Player, jobs: Threads) -> None:
         self.task = task
@@ -40,23 +40,23 @@ class Threads:
         self._jobs: queue.SimpleQueue[tuple[Room, talk.Request] | None] = queue.SimpleQueue()
         self._answers: deque[tuple[Room, talk.Answer]] = deque()
         self._lock = threading.Lock()
-        self._num_free = 0  # threads that wait for a job, less the jobs that wait for them
+        self._num_free = 0  # idle threads minus queued jobs
         self._num_threads = 0
         self._wakeup = Wakeup()
         selector.register(self._wakeup.fd, selectors.EVENT_READ, self._collect)
 
-    def take(self, task: str) -> Place:
+    def take(self, task: str) -> EnvHandle:
         if self._idle[task]:
             return self._idle[task].pop()
         return Room(task, Player(self._setups[task]), self)
 
-    def give_back(self, place: Place) -> None:
-        assert isinstance(place, Room)
-        self._idle[place.task].append(place)
+    def give_back(self, handle: EnvHandle) -> None:
+        assert isinstance(handle, Room)
+        self._idle[handle.task].append(handle)
 
-    def remove(self, place: Place) -> None:
-        assert isinstance(place, Room)
-        place.left = True
+    def remove(self, handle: EnvHandle) -> None:
+        assert isinstance(handle, Room)
+        handle.left = True
 
     def submit(self, room: Room, request: talk.Request) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Trouble injected into an environment, for tests and benchmarks. Owns what may go wrong, not where it runs."""
+"""Faults injected into an environment, for tests and benchmarks. Owns the faults; does not know where they run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_quiet(trouble: Trouble) -> bool:
 
 
 class Troubled:
-    """An environment that takes its time and fails as its task file asks. The same seed brings the same trouble."""
+    """An environment with the latencies and faults of its task file. The same seed gives the same faults."""
 
     def __init__(self, environment: Environment, trouble: Trouble) -> None:
         self._environment = environment
@@ -32,7 +32,7 @@ class Troubled:
         self._random = random.Random(0)
 
     def arm(self, seed: int) -> None:
-        """Before a trajectory. Members of a group share the environment's seed but not this one."""
+        """Call before each trajectory. Members of a group share the environment's seed but not this one."""
         self._random = random.Random(seed)
 
     def reset(self, seed: int) -> str:
@@ -58,7 +58,7 @@ class Troubled:
         self._environment.close()
 
     def _happens(self, rate: float) -> bool:
-        return self._random.random() < rate  # drawn at every rate, so that one rate does not shift the others' draws
+        return self._random.random() < rate  # draw even at rate 0, so that rates don't shift each other's draws
 
     def _wait(self, latency: Latency) -> None:
         seconds = self._random.gauss(latency.mean_s, latency.std_s)

@@ -1,4 +1,4 @@
-"""Which groups are alive. Owns their opening, completion and end; a group that ends has a counted reason.
+"""Opens, completes and drops groups. Owns the groups in flight. Every dropped group has a counted reason.
 
 Groups admitted but neither trained nor dropped are at most those of the next 1 + alpha steps: that
 makes alpha = 0 exactly synchronous and keeps engines from over-producing.
@@ -6,25 +6,35 @@ makes alpha = 0 exactly synchronous and keeps engines from over-producing.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 
 from rollart_hpc.flow import events as ev
+from rollart_hpc.flow.ages import Ages
 from rollart_hpc.flow.batches import Batches
 from rollart_hpc.flow.mix import TaskMix
-from rollart_hpc.flow.plays import Plays
-from rollart_hpc.flow.policy import Policy
+from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.state import Group, State, Tally, Trajectory
+from rollart_hpc.flow.trajectories import Trajectories
+from rollart_hpc.vocabulary import DropReason, EventKind
+
+BURST = 16  # groups opened per event at most
 
 
 class Admission:
-    def __init__(self, policy: Policy, tally: Tally, mix: TaskMix, plays: Plays, batches: Batches) -> None:
-        self.policy, self.tally, self.mix, self.plays, self.batches = policy, tally, mix, plays, batches
+    def __init__(
+        self, rules: FlowRules, tally: Tally, mix: TaskMix, trajectories: Trajectories, batches: Batches
+    ) -> None:
+        self.rules, self.tally, self.mix, self.trajectories, self.batches = rules, tally, mix, trajectories, batches
         self.groups: dict[int, Group] = {}
+        self.ages = Ages()
         self.num_groups = 0
-        self.next_index: Counter[str] = Counter()  # of each task's groups: decides their seeds
-        self.is_due = True  # something has changed since the last look
+        self.next_index: Counter[str] = Counter()  # next group index of each task; it decides the seeds
+        self.is_due = True  # something changed since the last call
         self._taken_back: set[tuple[str, int]] = set()  # (task, index) of groups that a checkpoint kept
         self._completed = 0
+        self._num_alive: Counter[str] = Counter()  # groups of each task
+        self._incomplete: list[int] = []  # a heap of group ids, some of them complete or gone by now
         self._reset_failures: Counter[str] = Counter()  # in a row
         self._dropped_groups: Counter[str] = Counter()  # in a row
 
@@ -34,26 +44,31 @@ class Admission:
             return
         self.is_due = False
         missing = self._wanted(version)
-        missing.subtract(Counter(group.task for group in self.groups.values()))
+        missing.subtract(self._num_alive)
+        left = BURST
         while any(count > 0 for count in missing.values()):
-            for task in self.policy.tasks:
+            for task in self.rules.tasks:
                 if missing[task] > 0:
+                    if not left:
+                        self.is_due = True
+                        return
+                    left -= 1
                     missing[task] -= 1
                     self._open(task, version, attempt)
 
     def _wanted(self, version: int) -> Counter[str]:
         """Groups of each task in the batches of the next 1 + alpha steps, and the redundant ones."""
-        last = min(version + self.policy.alpha, self.policy.steps - 1)
+        last = min(version + self.rules.alpha, self.rules.steps - 1)
         wanted: Counter[str] = Counter()
         for step in range(version, last + 1):
             wanted.update(self.mix.quota(step))
         if last >= version and self.mix.tasks:
-            for extra in range(self.policy.redundant_groups):
+            for extra in range(self.rules.redundant_groups):
                 wanted[self.mix.tasks[extra % len(self.mix.tasks)]] += 1
         return wanted
 
-    def trim(self, version: int, reason: str) -> None:
-        """After going back the mix of the steps ahead is another one: groups that have no place in it go."""
+    def trim(self, version: int, reason: DropReason) -> None:
+        """After a rollback the mix of the next steps differs. Drop the groups it has no place for."""
         room = self._wanted(version)
         for group in sorted(self.groups.values(), key=lambda g: g.id):
             group.admitted_version = min(group.admitted_version, version)
@@ -68,70 +83,84 @@ class Admission:
         self.next_index[task] += 1
         group = Group(self.num_groups, task, index, version)
         self.num_groups += 1
-        self.groups[group.id] = group
-        for member in range(self.policy.group_size + self.policy.redundancy):
+        self._keep(group)
+        heapq.heappush(self._incomplete, group.id)
+        for member in range(self.rules.group_size + self.rules.redundancy):
             trajectory = Trajectory(
                 id=f"a{attempt}.g{group.id}.m{member}",
                 task=task,
                 purpose="train",
-                seed=self.policy.env_seed("train", task, index),
-                sample_seed=self.policy.sample_seed("train", task, index, member),
+                seed=self.rules.env_seed("train", task, index),
+                sample_seed=self.rules.sample_seed("train", task, index, member),
                 group=group,
             )
             group.members.append(trajectory)
-            self.plays.enter(trajectory)
+            self.trajectories.enter(trajectory)
+
+    def _keep(self, group: Group) -> None:
+        self.groups[group.id] = group
+        self._num_alive[group.task] += 1
+
+    def forget(self, group: Group) -> None:
+        """Remove a group that was trained or dropped."""
+        del self.groups[group.id]
+        self._num_alive[group.task] -= 1
+        self.ages.remove(group)
+        self.is_due = True
 
     def take_back(self, group: Group) -> None:
-        """A complete group from a checkpoint."""
-        self.groups[group.id] = group
+        """Restore a complete group from a checkpoint."""
+        self._keep(group)
         self._taken_back.add((group.task, group.index))
-        self.plays.all.update({member.id: member for member in group.members})
+        for member in group.members:
+            self.trajectories.take_back(member)
+        self.ages.note(group)
         self.batches.add(group)
 
     def scored(self, group: Group) -> None:
         done = [m for m in group.members if m.state is State.SCORED]
-        if len(done) < self.policy.group_size:
+        if len(done) < self.rules.group_size:
             return
         for surplus in [m for m in group.members if m.state is not State.SCORED]:
-            self.tally.dropped["surplus"] += 1
-            self.plays.leave(surplus, "surplus")
+            self.tally.dropped[DropReason.SURPLUS] += 1
+            self.trajectories.leave(surplus, DropReason.SURPLUS)
         group.members = done
         group.complete = True
+        self.ages.note(group)
         group.completed_as, self._completed = self._completed, self._completed + 1
-        rejected = self.policy.tasks[group.task].group_filter == "same_reward" and len({m.reward for m in done}) == 1
+        rejected = self.rules.tasks[group.task].group_filter == "same_reward" and len({m.reward for m in done}) == 1
         if rejected:
-            self.drop(group, "group_filtered")
+            self.drop(group, DropReason.GROUP_FILTERED)
         elif self.is_stale(group):
-            self.drop(group, "group_stale")
+            self.drop(group, DropReason.GROUP_STALE)
         else:
             self._dropped_groups[group.task] = 0
             self.batches.add(group)
 
-    def drop(self, group: Group, reason: str) -> None:
+    def drop(self, group: Group, reason: DropReason, *, is_counted: bool = True) -> None:
         self.tally.dropped[reason] += len(group.members)
         for member in group.members:
-            self.plays.leave(member, reason)
-        del self.groups[group.id]
-        self.is_due = True
-        if group in self.batches.buffer:
-            self.batches.buffer.remove(group)
-        was_too_slow = reason == "group_stale" and not group.complete
-        if was_too_slow or reason in ("group_filtered", "group_failed"):
+            self.trajectories.leave(member, reason)
+        self.forget(group)
+        self.batches.discard(group)
+        was_too_slow = reason is DropReason.GROUP_STALE and not group.complete
+        if is_counted and (was_too_slow or reason.blames_task):
             self._dropped_groups[group.task] += 1
-            error = f": {self.tally.tasks[group.task].last_error}" if reason == "group_failed" else ""
+            error = f": {self.tally.tasks[group.task].last_error}" if reason is DropReason.GROUP_FAILED else ""
             what = f"groups in a row were dropped, the last as {reason}{error}"
             self._quarantine_if(group.task, self._dropped_groups, what)
 
     def _quarantine_if(self, task: str, failures: Counter[str], what: str) -> None:
         tally = self.tally.tasks[task]
-        if failures[task] < self.policy.quarantine_after or tally.quarantined:
+        if failures[task] < self.rules.quarantine_after or tally.quarantined:
             return
         tally.quarantined = True
         tally.quarantine_reason = f"{failures[task]} {what}"
-        self.plays.emit(ev.Warn("task_quarantined", task, tally.quarantine_reason))
+        self.trajectories.emit(ev.Warn(EventKind.TASK_QUARANTINED, task, tally.quarantine_reason))
         self.mix.remove(task, self.batches.step, self.batches.taken_by_task())
-        for group in [g for g in self.groups.values() if g.task == task and g not in self.batches.taken]:
-            self.drop(group, "quarantined")
+        self.batches.look_again()
+        for group in [g for g in self.groups.values() if g.task == task and g.id not in self.batches.taken]:
+            self.drop(group, DropReason.QUARANTINED)
 
     def reset_failed(self, task: str) -> None:
         self._reset_failures[task] += 1
@@ -141,16 +170,59 @@ class Admission:
     def reset_worked(self, task: str) -> None:
         self._reset_failures[task] = 0
 
+    # --- age ---------------------------------------------------------------------------------
+
     def is_stale(self, group: Group) -> bool:
-        """Too old for every step that is still to come."""
+        """True if the group is too old for every step that can still train it."""
         version = group.version
-        return version is not None and version < self.batches.next_step - self.policy.alpha
+        return version is not None and version < self.batches.next_step - self.rules.alpha
 
     def sweep_stale(self) -> None:
-        for group in list(self.groups.values()):
-            waits = group in self.batches.buffer
-            if (waits or self.policy.abort_stale) and group not in self.batches.taken and self.is_stale(group):
-                self.drop(group, "group_stale")
+        counted: set[str] = set()
+        for group in self.ages.older_than(self.batches.next_step - self.rules.alpha):
+            # Dropping one group may quarantine its task, which drops the others.
+            is_due = group.id in self.groups and self.is_stale(group)
+            if is_due and (self.rules.abort_stale or group.id in self.batches.buffer):
+                # A step that leaves many slow groups behind counts once per task, not once per group.
+                self.drop(group, DropReason.GROUP_STALE, is_counted=group.task not in counted)
+                counted.add(group.task)
+
+    def oldest_start(self, group: Group, version: int) -> int:
+        """The oldest version on which a trajectory of this group may start while the trainer is at `version`.
+
+        An older start leaves fewer steps to train in. It is allowed while those steps have a free place: the size of
+        their batches, minus the groups that are at least as old.
+        """
+        oldest = self.batches.next_step - self.rules.alpha
+        if self.rules.in_order:
+            return max(group.admitted_version, oldest)
+        if group.indexed_at is not None:
+            return max(min(group.indexed_at, version), oldest)
+        start = version
+        while start > oldest and self._has_place(group.task, start - 1):
+            start -= 1
+        return start
+
+    def _has_place(self, task: str, version: int) -> bool:
+        """True if a batch that can still train this version has a free place."""
+        first, last = self.batches.next_step, min(version + self.rules.alpha, self.rules.steps - 1)
+        places = sum(self.mix.quota(step).get(task, 0) for step in range(first, last + 1))
+        if first == self.batches.step:
+            places -= self.batches.num_taken(task)
+        return self.ages.num_up_to(version, task) < places
+
+    def take(self, groups: list[Group]) -> None:
+        """A batch took these groups, so their age no longer matters."""
+        for group in groups:
+            self.ages.remove(group)
+
+    def give_back(self, groups: list[Group]) -> None:
+        """The batch that held these groups was abandoned."""
+        for group in groups:
+            self.ages.note(group)
 
     def oldest_incomplete(self) -> int:
-        return min((g.id for g in self.groups.values() if not g.complete), default=self.num_groups)
+        heap = self._incomplete
+        while heap and (heap[0] not in self.groups or self.groups[heap[0]].complete):
+            heapq.heappop(heap)
+        return heap[0] if heap else self.num_groups

@@ -1,6 +1,6 @@
 """The flow of a run as a state machine: events in, commands out. No socket, no clock, no torch.
 
-    task mix -> group -> trajectories (plays) -> scored -> group complete -> buffer -> batch -> step
+    task mix -> group -> trajectories -> scored -> group complete -> buffer -> batch -> step
              -> new policy_version -> engines (publish) -> admission of new groups
 
 Who waits for what:
@@ -23,47 +23,51 @@ from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.admission import Admission
 from rollart_hpc.flow.batches import Batches
 from rollart_hpc.flow.mix import TaskMix
-from rollart_hpc.flow.plays import Hooks, Plays
-from rollart_hpc.flow.policy import Policy
 from rollart_hpc.flow.publish import Publisher
 from rollart_hpc.flow.routing import Router
+from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.snapshot import groups_of, snapshot_of
-from rollart_hpc.flow.state import PLAYING, Failure, Group, State, Tally, TaskTally, Trajectory, Worker
+from rollart_hpc.flow.state import Failure, Group, State, Tally, TaskTally, Trajectory, Worker
+from rollart_hpc.flow.trajectories import Hooks, Trajectories
 from rollart_hpc.flow.validate import Validator
 from rollart_hpc.types import WeightsId
+from rollart_hpc.vocabulary import DropReason, EventKind, RunState
 
-# Events that bring a run forward; a retry that fails for ever is none.
-MOVES = (ev.Generated, ev.Prefilled, ev.Ended, ev.Scored, ev.Committed, ev.Installed, ev.Saved)
+# Events that count as progress. A failing retry does not.
+MOVES = {ev.Generated, ev.Prefilled, ev.Ended, ev.Scored, ev.Committed, ev.Installed, ev.Saved}
+NEVER = 1 << 60  # a version that no engine has
 
 
 class Core:
-    def __init__(self, policy: Policy, attempt: int = 1, saved: dict[str, Any] | None = None) -> None:
-        self.policy = policy
+    def __init__(self, rules: FlowRules, attempt: int = 1, saved: dict[str, Any] | None = None) -> None:
+        self.rules = rules
         self.attempt = attempt
         self.version = 0  # the trainer's: steps committed
-        self.stopped = ""  # "" | finished | drained | failed
+        self.stopped: RunState | None = None
         self.draining = ""
         self.saving: int | None = None
         self.saved_version = -1
         self._first_step = 0
-        self._batch_size = policy.groups_per_step * policy.group_size
+        self._now = 0.0
+        self._batch_size = rules.groups_per_step * rules.group_size
         self.workers: dict[str, Worker] = {}
-        self.tally = Tally(tasks={task: TaskTally() for task in policy.tasks})
-        self.mix = TaskMix({name: task.weight for name, task in policy.tasks.items()}, policy.groups_per_step)
-        self.validator = Validator(policy)
+        self.tally = Tally(tasks={task: TaskTally() for task in rules.tasks})
+        self.mix = TaskMix({name: task.weight for name, task in rules.tasks.items()}, rules.groups_per_step)
+        self.validator = Validator(rules)
         self._out: list[ev.Command] = []
-        self.router = Router(policy, self.tally, self._may_serve)
-        hooks = Hooks(self._on_reset, self._on_turn, self._on_scored, self._on_failed)
-        self.plays = Plays(policy, self.tally, self.workers, self.router, self._emit, hooks)
-        self.batches = Batches(policy, self.mix, self._emit, lambda: self.admission.oldest_incomplete())  # noqa: PLW0108 - made below
-        self.admission = Admission(policy, self.tally, self.mix, self.plays, self.batches)
+        self.router = Router(rules, self.tally, self._emit, self._usable_version, self._oldest_version, self._on_idle)
+        hooks = Hooks(self._on_reset, self._on_turn, self._on_begun, self._on_scored, self._on_failed)
+        self.trajectories = Trajectories(rules, self.tally, self.workers, self.router, self._emit, hooks)
+        self.batches = Batches(rules, self.mix, self._emit, lambda: self.admission.oldest_incomplete())  # noqa: PLW0108 - made below
+        self.admission = Admission(rules, self.tally, self.mix, self.trajectories, self.batches)
         self.groups = self.admission.groups
-        self.publisher = Publisher(policy, self.tally, self.workers, self._emit, self._may_install)
+        self.publisher = Publisher(rules, self.tally, self.workers, self._emit, self._may_install, self._changed)
         self._handlers = {
             ev.Joined: self._joined, ev.Lost: self._lost, ev.Tick: self._tick,
-            ev.TurnWanted: self.plays.turn_wanted, ev.Generated: self.plays.generated,
-            ev.Prefilled: self.plays.prefilled, ev.PrefixMissing: self.plays.prefix_missing, ev.Ended: self.plays.ended,
-            ev.Scored: self.plays.scored, ev.ScoreFailed: self.plays.score_failed,
+            ev.GoOn: lambda _: None, ev.TurnWanted: self.trajectories.turn_wanted,
+            ev.Generated: self.trajectories.generated, ev.Prefilled: self.trajectories.prefilled,
+            ev.PrefixMissing: self.trajectories.prefix_missing, ev.Ended: self.trajectories.ended,
+            ev.Scored: self.trajectories.scored, ev.ScoreFailed: self.trajectories.score_failed,
             ev.BatchWanted: self._batch_wanted, ev.Committed: self._committed, ev.Saved: self._saved,
             ev.Published: self._published, ev.Held: self._held, ev.TransferReady: self._transfer_ready,
             ev.TransferFailed: self._transfer_failed, ev.TransferSent: self._transfer_sent,
@@ -73,41 +77,74 @@ class Core:
             self._restore(saved)
 
     def handle(self, event: ev.Event) -> list[ev.Command]:
-        """Take in one event; the commands are to be carried out in order."""
+        """Handle one event. The caller carries out the returned commands in order."""
         if self.stopped:
             return []
-        self._handlers[type(event)](event)  # type: ignore[operator]
-        if isinstance(event, MOVES) and getattr(event, "status", "done") == "done":
+        kind = type(event)
+        self._handlers[kind](event)  # type: ignore[operator]
+        if kind in MOVES and getattr(event, "failure", None) is None:
             self.tally.progress += 1
         if not self.stopped:
             self._advance()
         out, self._out = self._out, []
         return out
 
+    @property
+    def has_backlog(self) -> bool:
+        """True if more work is ready; feed `GoOn` to do it when no other event is waiting."""
+        return not self.stopped and (self.trajectories.has_backlog or (self.admission.is_due and self._may_admit()))
+
+    def settle(self, event: ev.Event) -> list[ev.Command]:
+        """Handle one event and the whole backlog, for callers that have no other events waiting."""
+        out = self.handle(event)
+        while self.has_backlog:
+            out += self.handle(ev.GoOn())
+        return out
+
+    def is_expected(self, trajectory: str, issue: int) -> bool:
+        """True if this issue is with its environment. Messages from replaced workers are not expected."""
+        return self.trajectories.is_stepping(trajectory, issue)
+
+    def has_request(self, request: int) -> bool:
+        return request in self.trajectories.requests
+
     def _emit(self, command: ev.Command) -> None:
         self._out.append(command)
 
     def _advance(self) -> None:
-        """Whatever the event was: admit, dispatch, batch, finish."""
+        """After every event: admit, dispatch, batch, finish."""
         if not self.mix.tasks:
             each = [f"{name}: {task.quarantine_reason}" for name, task in self.tally.tasks.items() if task.quarantined]
-            self._stop("failed", f"all tasks are quarantined: {'; '.join(each)}")
+            self._stop(RunState.FAILED, f"all tasks are quarantined: {'; '.join(each)}")
             return
         self._validate_if_due()
-        if self.publisher.newest is not None and not self.validator.blocks_training and not self.draining:
+        if self.admission.is_due and self._may_admit():
             self.admission.admit(self.version, self.attempt)
-        self.plays.pump()
-        if self.batches.fill():
-            self.admission.sweep_stale()
+        self.trajectories.pump()
+        taken = self.batches.fill()
+        if taken:
+            self.admission.take(taken)
+            if self.batches.is_closed:
+                self._look_at_ages()
         self._finish_if_done()
+
+    def _may_admit(self) -> bool:
+        return self.publisher.newest is not None and not self.validator.blocks_training and not self.draining
+
+    def _look_at_ages(self) -> None:
+        """The next step changed. Drop stale groups, and check again which engines are new enough."""
+        self.admission.sweep_stale()
+        self.router.look_again()
 
     # --- membership --------------------------------------------------------------------------
 
     def _joined(self, event: ev.Joined) -> None:
         if event.worker in self.workers:
             self._lost(ev.Lost(event.worker, "replaced"))
-        worker = Worker(event.worker, event.role, event.node, event.pool, event.capacity, event.num_ranks)
+        what = event.role, event.node, event.pool, event.capacity, event.num_ranks, event.kv_tokens, event.speed
+        worker = Worker(event.worker, *what)
         self.workers[event.worker] = worker
+        self.trajectories.joined(worker)
         if event.role == "engine":
             self.router.join(worker)
         if event.role == "trainer" and event.capacity > 0:
@@ -118,43 +155,46 @@ class Core:
         worker = self.workers.pop(event.worker, None)
         if worker is None:
             return
-        self.router.engines.pop(worker.name, None)
-        self.plays.lost(worker)
+        if worker.role == "engine":
+            self.router.leave(worker)
+        self.trajectories.lost(worker)
         if self.publisher.trainer is worker:
             self.publisher.trainer = None
             self.saving = None
-            self.batches.abandon()
+            self.admission.give_back(self.batches.abandon())
         self.publisher.lost(worker)
 
     def _trainer_joined(self, worker: Worker, event: ev.Joined) -> None:
         self.publisher.trainer = worker
         if event.attempt != self.attempt:
             self._roll_back(event.attempt, event.version)
-        # A trainer of this attempt whose connection broke ends itself and comes back restored, as a new attempt.
+        # A trainer of this attempt whose connection broke exits and comes back restored, as a new attempt.
 
     def _roll_back(self, attempt: int, version: int) -> None:
-        """The trainer was restored: versions above `version` never were, engines must install again."""
-        self.tally.dropped["trained_rolled_back"] += (self.version - version) * self._batch_size
+        """The trainer was restored. Versions above `version` no longer exist, and engines must install again."""
+        self.tally.dropped[DropReason.TRAINED_ROLLED_BACK] += (self.version - version) * self._batch_size
         self.attempt, self.version = attempt, version
         self._first_step = version
         self.saved_version = version if version == self.saved_version else -1
         self.admission.is_due = True
-        self.batches.abandon()
+        self.admission.give_back(self.batches.abandon())
         self.batches.step = version
         self.publisher.restored()
-        self.plays.recall_requests()
+        for engine in self.router.engines.values():
+            self.router.changed(engine)
+        self.trajectories.recall_requests()
         for group in list(self.groups.values()):
             if group.newest_version > version:
-                self.admission.drop(group, "rolled_back")
-        self.admission.trim(version, "rolled_back")
+                self.admission.drop(group, DropReason.ROLLED_BACK)
+        self.admission.trim(version, DropReason.ROLLED_BACK)
         is_void = self.validator.roll_back(version)
-        for trajectory in [t for t in self.plays.all.values() if not t.is_training]:
+        for trajectory in [t for t in self.trajectories.all.values() if not t.is_training]:
             if is_void or trajectory.last_version > version:
-                self.tally.dropped["validation_rolled_back"] += 1
+                self.tally.dropped[DropReason.VALIDATION_ROLLED_BACK] += 1
             if is_void:
-                self.plays.leave(trajectory, "rolled_back")
+                self.trajectories.leave(trajectory, DropReason.ROLLED_BACK)
             elif trajectory.last_version > version:
-                self.plays.again(trajectory)
+                self.trajectories.again(trajectory)
 
     # --- trajectories ------------------------------------------------------------------------
 
@@ -163,10 +203,14 @@ class Core:
 
     def _on_turn(self, trajectory: Trajectory) -> bool:
         group = trajectory.group
-        if group is not None and self.policy.abort_stale and self.admission.is_stale(group):
-            self.admission.drop(group, "group_stale")
+        if group is not None and self.rules.abort_stale and self.admission.is_stale(group):
+            self.admission.drop(group, DropReason.GROUP_STALE)
             return False
         return True
+
+    def _on_begun(self, trajectory: Trajectory) -> None:
+        if trajectory.group is not None:
+            self.admission.ages.note(trajectory.group)
 
     def _on_scored(self, trajectory: Trajectory) -> None:
         if trajectory.group is None:
@@ -179,73 +223,82 @@ class Core:
         self.admission.scored(trajectory.group)
 
     def _on_failed(self, trajectory: Trajectory, failure: Failure) -> None:
-        """A failed trajectory is data: count it, then play it again after a pause, within limits."""
+        """A failed trajectory is data: count it, then retry after a delay, within limits."""
         self.tally.dropped[failure.reason] += 1
         trajectory.failures += 1
         task = self.tally.tasks[trajectory.task]
         if not task.last_error:
-            self._emit(ev.Warn("task_failed", trajectory.task, str(failure)))
+            self._emit(ev.Warn(EventKind.TASK_FAILED, trajectory.task, str(failure)))
         task.last_error = str(failure)
-        if failure.reason.startswith("reset"):
+        if failure.reason.is_reset:
             self.admission.reset_failed(trajectory.task)
         if trajectory.state is State.GONE:
             return
-        group, limit = trajectory.group, self.policy.quarantine_after
+        group, limit = trajectory.group, self.rules.quarantine_after
         if group is None and (task.quarantined or trajectory.failures > limit):
             self._validated(trajectory, has_failed=True)
             return
         if group is not None:
             group.failures += 1
             if group.failures > limit * len(group.members):
-                self.admission.drop(group, "group_failed")
+                self.admission.drop(group, DropReason.GROUP_FAILED)
                 return
-        self.plays.again(trajectory, self.plays.backoff_s(trajectory.failures))
+        self.trajectories.again(trajectory, self.trajectories.backoff_s(trajectory.failures))
 
     # --- engines -----------------------------------------------------------------------------
 
-    def _may_serve(self, engine: Worker, trajectory: Trajectory) -> bool:
-        """An engine more than alpha behind gets no requests; one that installs only when idle must finish first."""
+    def _usable_version(self, engine: Worker) -> int | None:
+        """The version the engine generates with; None if it has no weights of this attempt."""
         installed = engine.installed
-        if installed is None or installed.attempt != self.attempt:
-            return False
-        if engine.installing is not None and (self.policy.install_idle or self.policy.direct):
-            return False
-        validation = self.validator.running
-        has_begun = trajectory.engine and trajectory.first_version >= 0
-        if validation is not None and not trajectory.is_training and not has_begun:
-            return installed.version >= validation.version
-        if installed.version < self._oldest_start(trajectory):
-            return False
-        if not self.policy.install_idle:
-            return installed.version >= self.version - self.policy.alpha
-        has_begun_here = trajectory.engine == engine.name
-        return has_begun_here or installed == self.publisher.newest == WeightsId(self.attempt, self.version)
+        return installed.version if installed is not None and installed.attempt == self.attempt else None
 
-    def _oldest_start(self, trajectory: Trajectory) -> int:
-        """A trajectory that has yet to begin must not be stale before its group can train."""
-        if trajectory.group is None or trajectory.first_version >= 0:
-            return 0
-        return max(trajectory.group.admitted_version, self.batches.next_step - self.policy.alpha)
+    def _oldest_version(self, trajectory: Trajectory, is_home: bool) -> int:
+        """The oldest version that may serve this turn, on the engine that holds the trajectory or on another one.
+
+        An engine more than alpha behind gets no requests. With `install_idle` an engine finishes the trajectories it
+        holds, and starts new ones only on the newest version.
+        """
+        rules = self.rules
+        has_begun = trajectory.first_version >= 0
+        validation = self.validator.running
+        if validation is not None and not trajectory.is_training and not has_begun:
+            return validation.version
+        group = trajectory.group
+        oldest = 0 if has_begun or group is None else self.admission.oldest_start(group, self.version)
+        if not rules.install_idle:
+            return max(oldest, self.version - rules.alpha)
+        if is_home:
+            return oldest
+        newest = self.publisher.newest
+        is_published = newest is not None and newest == (self.attempt, self.version)
+        return max(oldest, self.version) if is_published else NEVER
+
+    def _on_idle(self, engine: Worker) -> None:
+        self.publisher.is_idle(engine)
+
+    def _changed(self, worker: Worker) -> None:
+        if worker.role == "engine":
+            self.router.changed(worker)
 
     def _may_install(self, engine: Worker) -> bool:
         foreign = engine.installed is None or engine.installed.attempt != self.attempt
-        return foreign or not self.policy.install_idle or engine.active == 0
+        return foreign or not self.rules.install_idle or not engine.trajectories
 
     # --- training ----------------------------------------------------------------------------
 
     def _batch_wanted(self, event: ev.BatchWanted) -> None:
         trainer = self.publisher.trainer
-        if trainer is None or event.version != self.version or self.version >= self.policy.steps:
+        if trainer is None or event.version != self.version or self.version >= self.rules.steps:
             return
-        if self.batches.trainer:  # it forgot what it was given: start the batch over
-            self.batches.abandon()
+        if self.batches.trainer:  # it lost its chunks: start the batch over
+            self.admission.give_back(self.batches.abandon())
         self.batches.open(self.version, trainer.name)
-        self.admission.sweep_stale()
+        self._look_at_ages()
 
     def _committed(self, event: ev.Committed) -> None:
         if event.version != self.version + 1 or not self.batches.is_closed:
             return
-        if event.version - 1 > self._first_step:  # the first wait of a trainer is for the run to start up
+        if event.version - 1 > self._first_step:  # the first wait includes the start of the run
             self.tally.wait_s += event.wait_s
             self.tally.train_s += event.train_s
         trained = self.batches.commit()
@@ -255,8 +308,8 @@ class Core:
         self.version = event.version
         self.admission.is_due = True
         self.mix.forget_before(max(self.saved_version, 0))  # a restore goes back that far
-        self.admission.sweep_stale()
-        every = self.policy.checkpoint_every
+        self._look_at_ages()
+        every = self.rules.checkpoint_every
         if self.draining or (every and self.version % every == 0):
             self._save()
 
@@ -264,8 +317,8 @@ class Core:
         self.tally.tasks[group.task].groups += 1
         for member in group.members:
             self.tally.staleness[self.version - member.first_version] += 1
-            self.plays.forget(member)
-        del self.groups[group.id]
+            self.trajectories.forget(member)
+        self.admission.forget(group)
 
     def _published(self, event: ev.Published) -> None:
         if event.weights.attempt == self.attempt:
@@ -287,7 +340,7 @@ class Core:
             self.publisher.spoiled(self.workers[event.worker])
 
     def _transfer_sent(self, event: ev.TransferSent) -> None:
-        if self.policy.collective == "mpi" and event.collective != "mpi":
+        if self.rules.collective == "mpi" and event.collective != "mpi":
             self.tally.transfer_fallbacks += 1
 
     def _installed(self, event: ev.Installed) -> None:
@@ -296,6 +349,7 @@ class Core:
             self.tally.exposed_s += event.exposed_s
             self.tally.install_bytes += event.num_bytes
             self.publisher.installed(self.workers[event.engine], event.weights)
+            self._be_patient()
 
     def _install_failed(self, event: ev.InstallFailed) -> None:
         if event.engine in self.workers:
@@ -304,16 +358,16 @@ class Core:
     # --- validation --------------------------------------------------------------------------
 
     def _validate_if_due(self) -> None:
-        newest = self.publisher.newest
-        ready = newest == WeightsId(self.attempt, self.version) and not self.draining
-        if ready and self.validator.is_due(self.version):
+        if self.draining or not self.validator.is_due(self.version):
+            return
+        if self.publisher.newest == WeightsId(self.attempt, self.version):
             for trajectory in self.validator.begin(self.version, list(self.mix.tasks), self.attempt):
-                self.plays.enter(trajectory)
+                self.trajectories.enter(trajectory)
 
     def _validated(self, trajectory: Trajectory, has_failed: bool = False) -> None:
         done = self.validator.add(trajectory, has_failed)
         trajectory.state = State.GONE
-        self.plays.forget(trajectory)
+        self.trajectories.forget(trajectory)
         if done is not None:
             self._emit(ev.ValidationDone(done.version))
 
@@ -331,12 +385,14 @@ class Core:
         if not event.error:
             self.saved_version = event.version
         elif event.version == self.version:
-            self._stop("failed", f"the checkpoint of version {event.version} could not be written: {event.error}")
+            self._stop(
+                RunState.FAILED, f"the checkpoint of version {event.version} could not be written: {event.error}"
+            )
 
     def _drain_wanted(self, event: ev.DrainWanted) -> None:
         self.draining = event.reason
         if event.at_once or self.publisher.trainer is None:
-            self._stop("drained", event.reason)
+            self._stop(RunState.DRAINED, event.reason)
         elif self.saved_version != self.version:
             self._save()
 
@@ -345,32 +401,39 @@ class Core:
             return
         if self.draining:
             if self.saved_version == self.version:
-                self._stop("drained", self.draining)
+                self._stop(RunState.DRAINED, self.draining)
             return
-        if self.version < self.policy.steps or self.validator.running or self._final_validation_missing():
+        if self.version < self.rules.steps or self.validator.running or self._final_validation_missing():
             return
         if self.saved_version == self.version:
-            self._stop("finished", f"all {self.policy.steps} steps are done")
+            self._stop(RunState.FINISHED, f"all {self.rules.steps} steps are done")
         else:
             self._save()
 
     def _final_validation_missing(self) -> bool:
-        return self.policy.validation_plays > 0 and not self.validator.has(self.policy.steps)
+        return self.rules.validation_plays > 0 and not self.validator.has(self.rules.steps)
 
-    def _stop(self, state: str, reason: str) -> None:
+    def _stop(self, state: RunState, reason: str) -> None:
         self.stopped = state
-        self.tally.dropped["run_ended"] += sum(t.is_training for t in self.plays.all.values())
+        self.tally.dropped[DropReason.RUN_ENDED] += sum(t.is_training for t in self.trajectories.all.values())
         self._emit(ev.StopRun(state, reason))
 
     def _tick(self, event: ev.Tick) -> None:
-        self.plays.now = event.now
-        self.plays.expire_scores()
-        self.publisher.retry()
+        self._now = event.now
+        self.trajectories.tick(event.now)
+        self.publisher.tick(event.now)
+        self._be_patient()
+
+    def _be_patient(self) -> None:
+        is_patient = self._now < self.publisher.patient_until_s
+        if self.router.is_patient and not is_patient:
+            self.router.look_again()
+        self.router.is_patient = is_patient
 
     # --- snapshot ----------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        """What a checkpoint keeps: complete groups and counters. Running trajectories are issued again."""
+        """The state that a checkpoint keeps: complete groups and counters. Running trajectories are played again."""
         return snapshot_of(self)
 
     def _restore(self, saved: dict[str, Any]) -> None:
@@ -382,11 +445,8 @@ class Core:
         self.validator.restore(saved["validations"])
         self._first_step = self.version
         for group in groups_of(saved["groups"]):
-            if group.task in self.mix.tasks and len(group.members) == self.policy.group_size:
+            if group.task in self.mix.tasks and len(group.members) == self.rules.group_size:
                 self.admission.take_back(group)
             else:
-                self.tally.dropped["no_place"] += len(group.members)
-        self.admission.trim(self.version, "no_place")
-
-    def num_playing(self) -> int:
-        return sum(t.state in PLAYING for t in self.plays.all.values())
+                self.tally.dropped[DropReason.NO_PLACE] += len(group.members)
+        self.admission.trim(self.version, DropReason.NO_PLACE)

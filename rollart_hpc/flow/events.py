@@ -1,22 +1,26 @@
-"""What happens to the core: events in, commands out. Owns both vocabularies; they carry no payload.
+"""The events the core handles and the commands it returns. Neither carries a payload.
 
-Payloads (tokens, transcripts, weights) stay with whoever drives the core; a command names the
-trajectory or request whose payload is meant.
+Payloads (tokens, transcripts, weights) stay with the driver of the core. A command names the trajectory or request
+whose payload it needs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import msgspec
 
 from rollart_hpc.flow.state import Group
 from rollart_hpc.types import Role, WeightsId
+from rollart_hpc.vocabulary import DropReason, EventKind, RunState
+
+
+class Fact(msgspec.Struct, frozen=True, gc=False):
+    """An event or a command. A struct, because every turn makes four and a frozen dataclass is slow to make."""
+
 
 # --- events ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(Fact):
     worker: str
     role: Role
     node: str = ""
@@ -25,23 +29,24 @@ class Joined:
     attempt: int = 1
     version: int = -1  # trainer: the version it loaded
     num_ranks: int = 1  # engine: its places in a direct transfer
+    kv_tokens: int = 0  # engine: how many tokens its KV cache holds; 0 = unknown
+    speed: float = 1.0  # engine: relative to others of the same capacity
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Fact):
     worker: str
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TurnWanted:
+class TurnWanted(Fact):
     trajectory: str
     issue: int
     turn: int
+    num_tokens: int = 0  # length of the prompt, including the cached prefix
+    max_new_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Generated:
+class Generated(Fact):
     request: int
     first_version: int  # -1: nothing was sampled, the engine had no room for this turn
     last_version: int
@@ -49,8 +54,7 @@ class Generated:
     num_decode_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Prefilled:
+class Prefilled(Fact):
     """The first half of a split turn is done."""
 
     request: int
@@ -58,88 +62,73 @@ class Prefilled:
     num_prefill_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMissing:
+class PrefixMissing(Fact):
     request: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Fact):
     trajectory: str
     issue: int
-    status: str
+    failure: DropReason | None  # None: the trajectory was played to its end
     num_turns: int = 0
-    num_tokens: int = 0
-    detail: str = ""  # of a failure
+    detail: str = ""  # of the failure
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
+class Scored(Fact):
     trajectory: str
     issue: int
     reward: float
     success: bool
-    seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreFailed:
+class ScoreFailed(Fact):
     trajectory: str
     issue: int
     worker: str = ""
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchWanted:
+class BatchWanted(Fact):
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(Fact):
     version: int
     wait_s: float = 0.0
     train_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(Fact):
     version: int
     error: str = ""  # "" = good
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(Fact):
     weights: WeightsId
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(Fact):
     relay: str
     weights: WeightsId
 
 
-@dataclass(frozen=True, slots=True)
-class TransferReady:
+class TransferReady(Fact):
     epoch: int
     host: str = ""
     port: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TransferFailed:
+class TransferFailed(Fact):
     epoch: int
     worker: str
 
 
-@dataclass(frozen=True, slots=True)
-class TransferSent:
+class TransferSent(Fact):
     epoch: int
     collective: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
+class Installed(Fact):
     engine: str
     weights: WeightsId
     num_bytes: int = 0
@@ -147,55 +136,51 @@ class Installed:
     exposed_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class InstallFailed:
+class InstallFailed(Fact):
     engine: str
     weights: WeightsId
 
 
-@dataclass(frozen=True, slots=True)
-class DrainWanted:
+class DrainWanted(Fact):
     reason: str
     at_once: bool = False  # without a checkpoint
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Fact):
     now: float
+
+
+class GoOn(Fact):
+    """No event: continue with the backlog (`Core.has_backlog`)."""
 
 
 Event = (
     Joined | Lost | TurnWanted | Generated | Prefilled | PrefixMissing | Ended | Scored | ScoreFailed | BatchWanted
     | Committed | Saved | Published | Held | TransferReady | TransferFailed | TransferSent | Installed | InstallFailed
-    | DrainWanted | Tick
+    | DrainWanted | Tick | GoOn
 )  # fmt: skip
 
 # --- commands --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Play:
+class Play(Fact):
     worker: str
     trajectory: str
     issue: int
     task: str
     seed: int
     sample_seed: int
-    temperature: float
-    purpose: str
 
 
-@dataclass(frozen=True, slots=True)
-class CancelPlay:
+class CancelPlay(Fact):
     worker: str
     trajectory: str
     issue: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class AskAgain:
-    """The env worker must send this turn once more, with all tokens."""
+class AskAgain(Fact):
+    """Ask the env worker to send this turn again, with all tokens."""
 
     worker: str
     trajectory: str
@@ -203,8 +188,7 @@ class AskAgain:
     turn: int
 
 
-@dataclass(frozen=True, slots=True)
-class Generate:
+class Generate(Fact):
     engine: str
     request: int
     trajectory: str
@@ -212,23 +196,20 @@ class Generate:
     temperature: float
     seed: int
     prefill_only: bool = False
-    kv: str = ""  # of the prefill that went before
+    kv: str = ""  # from the prefill of this turn
 
 
-@dataclass(frozen=True, slots=True)
-class AbortRequest:
+class AbortRequest(Fact):
     engine: str
     request: int
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(Fact):
     engine: str
     trajectory: str
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(Fact):
     """Hand the answer of this request to the env worker."""
 
     worker: str
@@ -236,52 +217,45 @@ class Deliver:
     trajectory: str
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+class Score(Fact):
     worker: str
     trajectory: str
     issue: int
     task: str
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Nothing of this trajectory is needed any more."""
+class Release(Fact):
+    """The payloads of this trajectory can be freed."""
 
     trajectory: str
 
 
-@dataclass(frozen=True, slots=True)
-class SendChunk:
+class SendChunk(Fact):
     trainer: str
     step: int
     index: int
-    groups: tuple[int, ...]
+    groups: tuple[Group, ...]
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Adopt:
+class Adopt(Fact):
     relay: str
     weights: WeightsId
 
 
-@dataclass(frozen=True, slots=True)
-class PublishAgain:
+class PublishAgain(Fact):
     trainer: str
     weights: WeightsId
 
 
-@dataclass(frozen=True, slots=True)
-class OfferTransfer:
+class OfferTransfer(Fact):
     source: str
     epoch: int
     weights: WeightsId
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class JoinTransfer:
+class JoinTransfer(Fact):
     target: str
     epoch: int
     weights: WeightsId
@@ -291,20 +265,17 @@ class JoinTransfer:
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class Install:
+class Install(Fact):
     engine: str
     weights: WeightsId
 
 
-@dataclass(frozen=True, slots=True)
-class SaveCheckpoint:
+class SaveCheckpoint(Fact):
     trainer: str
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class RecordStep:
+class RecordStep(Fact):
     """The step that made `version` is committed; these groups are in it and will never train again."""
 
     version: int
@@ -312,23 +283,20 @@ class RecordStep:
     groups: tuple[Group, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ValidationDone:
+class ValidationDone(Fact):
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Warn:
-    """The user must hear of this."""
+class Warn(Fact):
+    """Tell the user."""
 
-    what: Literal["task_failed", "task_quarantined"]
+    what: EventKind
     task: str
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class StopRun:
-    state: str  # finished | drained | failed
+class StopRun(Fact):
+    state: RunState  # finished, drained or failed
     reason: str
 
 

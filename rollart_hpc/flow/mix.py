@@ -14,12 +14,13 @@ class TaskMix:
     def __init__(self, weights: dict[str, float], slots: int) -> None:
         self.weights = dict(weights)
         self.slots = slots
+        self.tasks: list[str] = []  # tasks that are not quarantined
+        self._find_tasks()
         self._credit = dict.fromkeys(weights, 0.0)
         self._quotas: dict[int, dict[str, int]] = {}
 
-    @property
-    def tasks(self) -> list[str]:
-        return [task for task, weight in self.weights.items() if weight > 0]
+    def _find_tasks(self) -> None:
+        self.tasks = [task for task, weight in self.weights.items() if weight > 0]
 
     def quota(self, step: int) -> dict[str, int]:
         """Groups of each task in the batch of this step."""
@@ -32,8 +33,9 @@ class TaskMix:
             del self._quotas[old]
 
     def remove(self, task: str, step: int, taken: dict[str, int]) -> None:
-        """Set a task aside from `step` on, whose batch already holds `taken`."""
+        """Quarantine a task from `step` on. The batch of that step already holds `taken`."""
         self.weights[task] = 0.0
+        self._find_tasks()
         self._quotas = {}
         rest = self._deal(self.slots - sum(taken.values())) if self.tasks else {}
         self._quotas[step] = {name: taken.get(name, 0) + rest.get(name, 0) for name in self.weights}
@@ -62,4 +64,5 @@ class TaskMix:
             self._credit[task] = saved["credit"].get(task, 0.0)
         if set(saved["weights"]) == set(self.weights):
             self.weights.update(saved["weights"])
+            self._find_tasks()
             self._quotas = {int(step): quota for step, quota in saved["quotas"].items()}

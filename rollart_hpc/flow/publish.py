@@ -11,13 +11,17 @@ another relay, else from the trainer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rollart_hpc.flow import events as ev
-from rollart_hpc.flow.policy import Policy
+from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.state import Tally, Worker
 from rollart_hpc.types import WeightsId
+
+PATIENCE_S = 10.0  # minimum time for which up-to-date engines leave the others their share
+IDLE_PATIENCE_S = 600.0  # the same if engines install only when idle
 
 
 @dataclass(slots=True)
@@ -28,56 +32,104 @@ class Transfer:
     targets: list[str]
     open: set[str] = field(default_factory=set)  # targets that have not answered
 
+    def involves(self, name: str) -> bool:
+        return name == self.source or name in self.open or name in self.targets
+
+
+class Node:
+    """The relays and engines that share a node's memory."""
+
+    def __init__(self) -> None:
+        self.relays: dict[str, Worker] = {}
+        self.engines: dict[str, Worker] = {}
+
+    def of(self, role: str) -> dict[str, Worker]:
+        return self.relays if role == "relay" else self.engines
+
 
 class Publisher:
     def __init__(
         self,
-        policy: Policy,
+        rules: FlowRules,
         tally: Tally,
         workers: dict[str, Worker],
         emit: Callable[[ev.Command], None],
         may_install: Callable[[Worker], bool],
+        changed: Callable[[Worker], None],
     ) -> None:
-        self.policy = policy
+        self.rules = rules
         self.tally = tally
         self.workers = workers
         self.newest: WeightsId | None = None
         self.trainer: Worker | None = None
         self.transfer: Transfer | None = None
+        self.patient_until_s = 0.0
+        self._now = 0.0
+        self._published_s = 0.0
         self._epoch = 0  # 0 is no transfer: a relay reports a failed adoption under it
+        self._nodes: defaultdict[str, Node] = defaultdict(Node)
+        self._holders: dict[str, Worker] = {}  # relays with the newest version
+        self._lacking_relays: dict[str, Worker] = {}
+        self._lacking_engines: dict[str, Worker] = {}
+        self._num_engines = 0
         self._spoiled: set[str] = set()  # relays whose copy of the newest version is bad or missing
         self._must_publish = False
         self._emit = emit
         self._may_install = may_install
+        self._changed = changed
+
+    # --- events ------------------------------------------------------------------------------
 
     def published(self, weights: WeightsId) -> None:
         self.newest = weights
-        self._adopt()
-        self.advance()
+        self._published_s = self._now
+        relays = [relay for node in self._nodes.values() for relay in node.relays.values()]
+        engines = [engine for node in self._nodes.values() for engine in node.engines.values()]
+        self._holders = {relay.name: relay for relay in relays if relay.held == weights}
+        self._lacking_relays = {relay.name: relay for relay in relays if relay.held != weights}
+        self._lacking_engines = {engine.name: engine for engine in engines if engine.installed != weights}
+        self._adopt(relays)
+        self._advance(engines if self._holders else ())
 
     def restored(self) -> None:
-        """The trainer fell back: nothing that anyone holds is the run's weights any more."""
+        """The trainer was rolled back. All copies of the weights are invalid."""
         self.newest = None
         self.transfer = None
+        self._holders, self._lacking_relays, self._lacking_engines = {}, {}, {}
         for worker in self.workers.values():
             worker.held = None
             worker.installing = None
 
     def joined(self, worker: Worker) -> None:
+        if worker.role not in ("relay", "engine"):
+            return
+        self._nodes[worker.node].of(worker.role)[worker.name] = worker
         if worker.role == "relay":
-            self._adopt()
-        self.advance()
+            self._lacking_relays[worker.name] = worker
+            self._adopt([worker])
+            self._advance(())
+        else:
+            self._num_engines += 1
+            self._lacking_engines[worker.name] = worker
+            self._advance((worker,))
 
     def lost(self, worker: Worker) -> None:
-        transfer = self.transfer
-        if transfer and worker.name in (transfer.source, *transfer.targets):
-            self.failed(transfer.epoch)
+        if worker.role in ("relay", "engine"):
+            self._nodes[worker.node].of(worker.role).pop(worker.name, None)
+            self._num_engines -= worker.role == "engine"
+            for index in (self._holders, self._lacking_relays, self._lacking_engines):
+                index.pop(worker.name, None)
+        if self.transfer and self.transfer.involves(worker.name):
+            self.failed(self.transfer.epoch)
 
     def held(self, relay: Worker, weights: WeightsId) -> None:
         self._spoiled.discard(relay.name)
         relay.held = max(relay.held or weights, weights)
         self._answered(relay.name, weights)
-        self.advance()
+        if relay.held == self.newest:
+            self._lacking_relays.pop(relay.name, None)
+            self._holders[relay.name] = relay
+        self._advance(list(self._nodes[relay.node].engines.values()))
 
     def ready(self, epoch: int, host: str, port: int) -> None:
         transfer = self.transfer
@@ -85,14 +137,17 @@ class Publisher:
             return
         rank, size = 1, self._size(transfer.targets)
         for name in transfer.targets:
-            if self.policy.direct:
-                self.workers[name].installing = transfer.weights
+            target = self.workers[name]
+            if self.rules.direct:
+                self._begin_install(target, transfer.weights)
             self._emit(ev.JoinTransfer(name, epoch, transfer.weights, rank, size, host, port))
-            rank += self.workers[name].num_ranks
+            rank += target.num_ranks
 
     def spoiled(self, relay: Worker) -> None:
-        """Its copy is bad or missing: another relay sends it one, or the trainer publishes again if none has one."""
+        """The relay's copy is bad or missing. Another relay sends one, or the trainer publishes again."""
         relay.held = None
+        self._holders.pop(relay.name, None)
+        self._lacking_relays[relay.name] = relay
         self._spoiled.add(relay.name)
         self._must_publish = True
         self.tally.transfer_failures += 1
@@ -102,7 +157,7 @@ class Publisher:
         if self.transfer and self.transfer.epoch == epoch:
             for name in self.transfer.targets:
                 if name in self.workers:
-                    self.workers[name].installing = None
+                    self._end_install(self.workers[name])
             self.transfer = None
             self.tally.transfer_failures += 1
 
@@ -112,60 +167,93 @@ class Publisher:
             engine.installing = None
         self.tally.installs += 1
         self._answered(engine.name, weights)
-        self.advance()
+        if weights == self.newest:
+            if len(self._lacking_engines) == self._num_engines:
+                self._be_patient()
+            self._lacking_engines.pop(engine.name, None)
+        self._changed(engine)
+        self._advance((engine,))
 
     def install_failed(self, engine: Worker, weights: WeightsId) -> None:
+        """The next tick tries again."""
         if engine.installing == weights:
-            engine.installing = None
+            self._end_install(engine)
         self.tally.transfer_failures += 1
-        for relay in self._by_role("relay"):
-            if relay.node == engine.node and relay.held == weights:
-                self._emit(ev.Adopt(relay.name, weights))  # let it look whether its copy is still good
+        for relay in self._nodes[engine.node].relays.values():
+            if relay.held == weights:
+                self._emit(ev.Adopt(relay.name, weights))  # makes the relay verify its copy
 
-    def retry(self) -> None:
+    def is_idle(self, engine: Worker) -> None:
+        """The engine holds no trajectories, so it can install if it was waiting for that."""
+        if not self.rules.direct:
+            self._install_if_possible(engine)
+
+    def tick(self, now: float) -> None:
+        self._now = now
         if self._must_publish:
             self._must_publish = False
             self._publish_again()
-        self.advance()
+        self._advance(list(self._lacking_engines.values()))
+
+    # --- moving on ---------------------------------------------------------------------------
+
+    def _be_patient(self) -> None:
+        """The first engine installed a version. Keep the share of the others for a while: they will follow soon."""
+        usual_s = max(PATIENCE_S, 2 * (self._now - self._published_s))
+        self.patient_until_s = self._now + (IDLE_PATIENCE_S if self.rules.install_idle else usual_s)
 
     def _publish_again(self) -> None:
-        is_held = any(relay.held == self.newest for relay in self._by_role("relay"))
-        if self.newest is not None and self.trainer is not None and not is_held:
+        if self.newest is not None and self.trainer is not None and not self._holders:
             self._emit(ev.PublishAgain(self.trainer.name, self.newest))
 
-    def advance(self) -> None:
-        """Start whatever transfer or install is possible now."""
+    def _advance(self, engines: Iterable[Worker]) -> None:
+        """Start the transfer that is possible now, and the installs of these engines."""
         if self.newest is None:
             return
-        if self.policy.direct:
-            self._advance_direct(self.newest)
-        else:
-            self._advance_staged(self.newest)
-
-    def _adopt(self) -> None:
-        if self.policy.direct or self.newest is None or self.trainer is None:
+        if self.rules.direct:
+            self._offer_to_engines(self.newest)
             return
-        for relay in self._by_role("relay"):
+        self._offer_to_relays(self.newest)
+        for engine in engines:
+            self._install_if_possible(engine)
+
+    def _adopt(self, relays: Iterable[Worker]) -> None:
+        if self.rules.direct or self.newest is None or self.trainer is None:
+            return
+        for relay in relays:
             if relay.node == self.trainer.node and relay.held != self.newest:
                 self._emit(ev.Adopt(relay.name, self.newest))
 
-    def _advance_staged(self, newest: WeightsId) -> None:
-        relays = self._by_role("relay")
-        holders = [r for r in relays if r.held == newest]
+    def _offer_to_relays(self, newest: WeightsId) -> None:
+        if self.transfer is not None or not self._holders or not self._lacking_relays:
+            return
         own_node = self.trainer.node if self.trainer else ""
-        lacking = [r.name for r in relays if r.held != newest and (r.node != own_node or r.name in self._spoiled)]
-        if holders and lacking and self.transfer is None:
-            self._offer(holders[0].name, newest, lacking)
-        nodes = {r.node for r in holders}
-        for engine in self._by_role("engine"):
-            if engine.node in nodes and self._lacks(engine, newest) and self._may_install(engine):
-                engine.installing = newest
-                self._emit(ev.Install(engine.name, newest))
+        lacking = [r.name for r in self._lacking_relays.values() if r.node != own_node or r.name in self._spoiled]
+        if lacking:
+            self._offer(next(iter(self._holders)), newest, lacking)
 
-    def _advance_direct(self, newest: WeightsId) -> None:
-        lacking = [e for e in self._by_role("engine") if self._lacks(e, newest)]
-        if self.trainer and lacking and self.transfer is None and all(self._may_install(e) for e in lacking):
+    def _offer_to_engines(self, newest: WeightsId) -> None:
+        if self.transfer is not None or self.trainer is None:
+            return
+        lacking = [e for e in self._lacking_engines.values() if e.installing is None]
+        if lacking and all(self._may_install(e) for e in lacking):
             self._offer(self.trainer.name, newest, [e.name for e in lacking])
+
+    def _install_if_possible(self, engine: Worker) -> None:
+        newest = self.newest
+        if newest is None or engine.installed == newest or engine.installing is not None:
+            return
+        if any(name in self._holders for name in self._nodes[engine.node].relays) and self._may_install(engine):
+            self._begin_install(engine, newest)
+            self._emit(ev.Install(engine.name, newest))
+
+    def _begin_install(self, engine: Worker, weights: WeightsId) -> None:
+        engine.installing = weights
+        self._changed(engine)
+
+    def _end_install(self, engine: Worker) -> None:
+        engine.installing = None
+        self._changed(engine)
 
     def _offer(self, source: str, weights: WeightsId, targets: list[str]) -> None:
         self._epoch += 1
@@ -174,7 +262,7 @@ class Publisher:
         self._emit(ev.OfferTransfer(source, self._epoch, weights, self._size(targets)))
 
     def _size(self, targets: list[str]) -> int:
-        """Ranks of a transfer: its source, and as many of each target as have a process of their own."""
+        """Number of ranks in a transfer: the source plus the ranks of every target."""
         return 1 + sum(self.workers[name].num_ranks for name in targets)
 
     def _answered(self, name: str, weights: WeightsId) -> None:
@@ -183,9 +271,3 @@ class Publisher:
             transfer.open.discard(name)
             if not transfer.open:
                 self.transfer = None
-
-    def _lacks(self, engine: Worker, weights: WeightsId) -> bool:
-        return engine.installed != weights and engine.installing is None
-
-    def _by_role(self, role: str) -> list[Worker]:
-        return [w for w in self.workers.values() if w.role == role]

@@ -13,7 +13,9 @@ MEMBER_KEYS = ("id", "seed", "sample_seed", "first_version", "last_version", "re
 
 
 def snapshot_of(core: Core) -> dict[str, Any]:
-    complete = sorted(core.batches.taken + core.batches.buffer, key=lambda group: group.completed_as)
+    complete = sorted(
+        (*core.batches.taken.values(), *core.batches.buffer.values()), key=lambda group: group.completed_as
+    )
     return {
         "version": core.version,
         "num_groups": core.admission.num_groups,
@@ -26,7 +28,7 @@ def snapshot_of(core: Core) -> dict[str, Any]:
 
 
 def _resume_index(core: Core) -> dict[str, int]:
-    """Where each task's seeds go on: groups under way are played again from the first one that is not complete."""
+    """The next group index of each task. Incomplete groups are played again after a restore."""
     index = dict(core.admission.next_index)
     for group in core.groups.values():
         if not group.complete:
@@ -49,7 +51,7 @@ def groups_of(saved: list[dict[str, Any]]) -> list[Group]:
 
 
 def _restored(data: dict[str, Any], order: int) -> Group:
-    # before every group that completes from now on
+    # sorts before all groups that complete later
     group = Group(data["id"], data["task"], data["index"], complete=True, completed_as=order - (1 << 30))
     for member in data["members"]:
         trajectory = Trajectory(task=group.task, purpose="train", group=group, state=State.SCORED, **member)

@@ -5,16 +5,17 @@ A trajectory walks through `State`; every way out that is not SCORED is counted 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field, fields
-from enum import Enum, auto
+from enum import IntEnum, auto
 from typing import Any
 
 from rollart_hpc.errors import DETAIL_CHARS
 from rollart_hpc.types import Purpose, Role, WeightsId
+from rollart_hpc.vocabulary import DropReason
 
 
-class State(Enum):
+class State(IntEnum):
     QUEUED = auto()  # waits for an env worker
     STEPPING = auto()  # with its environment: reset or turn
     WAITING = auto()  # wants a turn, waits for an engine
@@ -31,9 +32,9 @@ PLAYING = (State.STEPPING, State.WAITING, State.GENERATING, State.ANSWERED)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a play failed: the reason it is counted by, and what the worker said that saw it."""
+    """Why a trajectory failed: the counted reason, and the error message of the worker."""
 
-    reason: str
+    reason: DropReason
     detail: str = ""
     worker: str = ""
 
@@ -53,19 +54,23 @@ class Trajectory:
     issue: int = 0
     state: State = State.QUEUED
     env: str = ""
-    engine: str = ""  # where its KV lies
+    engine: str = ""  # holds its KV (decode side of split turns)
+    prefiller: str = ""  # holds its KV on the prefill side of split turns
+    server: str = ""  # engine that is running its request
     request: int = -1
-    kv: str = ""  # split turns: where the prefilled KV of this turn can be had
+    kv: str = ""  # split turns: handle of the prefilled KV
     turn: int = 0
+    turn_tokens: int = 0  # prompt and maximum answer of the current turn
+    footprint: int = 0  # KV tokens reserved for it on an engine
+    place: int = 0  # ticket in the router's queues; 0 = not waiting
+    planned_version: int = -1  # installed version of the engine that samples its first tokens
     first_version: int = -1  # start_version: that of its first sampled token
     last_version: int = -1
     reward: float = 0.0
     success: bool = False
     reward_worker: str = ""
-    reward_deadline: float = 0.0
     failures: int = 0
     score_failures: int = 0
-    not_before: float = 0.0
 
     @property
     def is_training(self) -> bool:
@@ -77,17 +82,13 @@ class Group:
     id: int
     task: str
     index: int  # how many groups of this task came before
-    admitted_version: int = 0  # its first tokens must not be older, or it would be stale before its turn to train
+    admitted_version: int = 0  # version of the trainer at admission
     members: list[Trajectory] = field(default_factory=list)
     failures: int = 0
     complete: bool = False
     completed_as: int = 0  # order of completion
-
-    @property
-    def version(self) -> int | None:
-        """The oldest start version; None while nothing was sampled."""
-        started = [m.first_version for m in self.members if m.first_version >= 0]
-        return min(started, default=None)
+    version: int | None = None  # the oldest start version; None while nothing was sampled
+    indexed_at: int | None = None  # key in `Ages`: `version`, or the planned version if that is older
 
     @property
     def newest_version(self) -> int:
@@ -102,15 +103,25 @@ class Worker:
     pool: str
     capacity: int
     num_ranks: int = 1
+    kv_tokens: int = 0  # engines: how many tokens their KV cache holds; 0 = unknown
+    speed: float = 1.0  # engines: relative to others of the same capacity
     load: int = 0  # credits spent
+    trajectories: dict[str, Trajectory] = field(default_factory=dict)  # that it plays, holds the KV of, or scores
+    held_tokens: int = 0  # engines: footprints of their trajectories
+    running_tokens: int = 0  # engines: of their requests, with what these may add
+    waiting: deque[tuple[int, Trajectory]] = field(default_factory=deque)  # engines: turns of their trajectories
     installed: WeightsId | None = None  # engines: acknowledged
     installing: WeightsId | None = None
     held: WeightsId | None = None  # relays: newest held
-    active: int = 0  # engines: trajectories that have begun on it and not ended
 
     @property
     def room(self) -> int:
         return self.capacity - self.load
+
+    @property
+    def weight(self) -> float:
+        """Its fair share of a pool's trajectories, relative to other engines."""
+        return self.capacity * self.speed
 
 
 @dataclass(slots=True)
@@ -134,9 +145,9 @@ class TaskTally:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of everything that happened to the work; who joined and left is not its business."""
+    """Counts of everything that happened to the work. Does not count workers."""
 
-    dropped: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[DropReason] = field(default_factory=Counter)
     tasks: dict[str, TaskTally] = field(default_factory=dict)
     staleness: Counter[int] = field(default_factory=Counter)  # of trained trajectories
     fallbacks: int = 0
@@ -169,7 +180,8 @@ class Tally:
                     self.tasks[task] = TaskTally(**{**value[task], "requests_by_pool": counts})
             elif name == "staleness":
                 current.update({int(key): count for key, count in value.items()})
-            elif isinstance(current, Counter):
-                current.update(value)
+            elif name == "dropped":
+                for reason, count in value.items():
+                    current[DropReason.of(reason)] += count
             else:
                 setattr(self, name, value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rollart_hpc.flow.policy import Policy
+from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.state import Trajectory
 
 
@@ -55,8 +55,8 @@ class Validation:
 
 
 class Validator:
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy
+    def __init__(self, rules: FlowRules) -> None:
+        self.rules = rules
         self.done: list[Validation] = []
         self.running: Validation | None = None
 
@@ -65,25 +65,25 @@ class Validator:
         return self.running is not None and self.running.alone
 
     def is_due(self, version: int) -> bool:
-        if not self.policy.validation_plays or self.running is not None or self.has(version):
+        if not self.rules.validation_plays or self.running is not None:
             return False
-        every = self.policy.validation_every
-        return version in (0, self.policy.steps) or (every > 0 and version % every == 0)
+        every = self.rules.validation_every
+        return (version in (0, self.rules.steps) or (every > 0 and version % every == 0)) and not self.has(version)
 
     def has(self, version: int) -> bool:
-        return any(v.version == version for v in self.done)
+        return any(v.version == version for v in reversed(self.done))
 
     def begin(self, version: int, tasks: list[str], attempt: int) -> list[Trajectory]:
-        plays = self.policy.validation_plays
-        alone = version in (0, self.policy.steps)
+        plays = self.rules.validation_plays
+        alone = version in (0, self.rules.steps)
         self.running = Validation(version, alone, plays * len(tasks), {task: TaskScore() for task in tasks})
         return [
             Trajectory(
                 id=f"a{attempt}.v{version}.{task}.{index}",
                 task=task,
                 purpose="validate",
-                seed=self.policy.env_seed("validate", task, index),
-                sample_seed=self.policy.sample_seed("validate", task, index, version),
+                seed=self.rules.env_seed("validate", task, index),
+                sample_seed=self.rules.sample_seed("validate", task, index, version),
             )
             for index in range(plays)
             for task in tasks
@@ -106,7 +106,7 @@ class Validator:
         return running
 
     def roll_back(self, version: int) -> bool:
-        """Versions above this one never were. True if the validation under way was of such a version."""
+        """Versions above this one no longer exist. True if that cancels the running validation."""
         self.done = [v for v in self.done if v.version <= version]
         is_void = self.running is not None and self.running.version > version
         if is_void:

@@ -1,4 +1,4 @@
-"""RUN_DIR/model before any role starts: the user's directory, or a tiny model made in a process of its own."""
+"""Prepares RUN_DIR/model before any role starts: copies the user's directory, or makes a tiny model in a subprocess."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from rollart_hpc.config.process import PARENT_VARIABLE
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.errors import EXIT_USER, SiteError, UserError
+from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.files import FILE_MODE, disk_errors, point
 from rollart_hpc.launch.command import environment, python
 from rollart_hpc.launch.failures import describe, last_error, quoted_tail
 from rollart_hpc.launch.preloaded import ForkedProcess, NotPreloaded, Preloaded
+from rollart_hpc.processes.lifetime import PARENT_VARIABLE
+from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import ExitCode
 
 SAY_EVERY_S = 5.0
 _MODULE = "rollart_hpc.trainers.base_model"
-# It ends with this process, whatever ends this process.
+# The kernel ends it when this process dies, even by SIGKILL.
 _MAKE = (
-    "import runpy; from rollart_hpc.config.process import end_with_parent; end_with_parent();"
+    "import runpy; from rollart_hpc.processes.lifetime import end_with_parent; end_with_parent();"
     f"runpy.run_module('{_MODULE}', run_name='__main__', alter_sys=True)"
 )
 
@@ -42,7 +43,7 @@ def prepare_model(run: RunDir, config: RunConfig, say: Say, preloaded: Preloaded
 
 
 def _make_tiny(run: RunDir, say: Say, preloaded: Preloaded | None) -> None:
-    log = run.path / "base_model.log"
+    log = run.base_model_log
     with disk_errors(log):
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, FILE_MODE)
     try:
@@ -51,12 +52,12 @@ def _make_tiny(run: RunDir, say: Say, preloaded: Preloaded | None) -> None:
         os.close(output)
     if code != 0 or not run.model.is_dir():
         said = last_error(log) or quoted_tail(log)
-        kind = UserError if code == EXIT_USER else SiteError
-        raise kind(f"the base model could not be made ({describe(code)}): {said}", f"its log: {log}")
+        kind = UserError if code == ExitCode.USER else SiteError
+        raise kind(f"could not make the base model ({describe(code)}): {said}", f"read its log: {log}")
 
 
 def _run(arguments: list[str], log: int, say: Say, preloaded: Preloaded | None) -> int:
-    """What it prints goes to the log and, now and then, to the user."""
+    """Its output goes to the log, and some lines of it to the user."""
     read, write = os.pipe()
     with open(read) as printed:
         try:
@@ -80,7 +81,7 @@ def _run(arguments: list[str], log: int, say: Say, preloaded: Preloaded | None) 
 def _start(
     arguments: list[str], stdout: int, stderr: int, preloaded: Preloaded | None
 ) -> ForkedProcess | subprocess.Popen[bytes]:
-    # One thread: the model is tiny, and threads that wait for each other crawl on a machine that others use too.
+    # One thread: the model is tiny, and several threads that wait for each other are slow on a shared machine.
     variables = environment(1)
     if preloaded is not None:
         with suppress(NotPreloaded):

@@ -1,4 +1,4 @@
-"""How a process of the plan is started: its command line and environment. Starts nothing itself."""
+"""The command line and environment of each process of the plan. Starts nothing."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import sys
 from pathlib import Path
 
 import rollart_hpc
-from rollart_hpc.config.process import PARENT_VARIABLE
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.launch.plan import Proc
 from rollart_hpc.launch.process import Order
+from rollart_hpc.processes.lifetime import PARENT_VARIABLE
+from rollart_hpc.rundir import RunDir
 
 _PACKAGE_PARENT = str(Path(rollart_hpc.__file__).resolve().parent.parent)
 
 
 def role_command(order: Order, run: RunDir, *, address: str = "", checkpoint: Path | None = None) -> list[str]:
-    """`address` is empty for the controller and for late joiners, who find it in the run directory."""
+    """`address` is empty for the controller, and for workers that join later and read it from the run directory."""
     proc = order.proc
     command = python("-m", f"rollart_hpc.roles.{proc.role}", "--run-dir", str(run.path), "--name", proc.name)
     command += ["--attempt", str(order.attempt), "--incarnation", order.incarnation]
@@ -37,12 +37,12 @@ def role_command(order: Order, run: RunDir, *, address: str = "", checkpoint: Pa
 
 
 def python(*arguments: str) -> list[str]:
-    """This interpreter, without the current directory on its path: a user's file must not shadow a module."""
+    """This interpreter, without the current directory on its path: the user's files must not shadow modules."""
     return [sys.executable, "-P", *arguments]
 
 
 def environment(threads: int = 1) -> dict[str, str]:
-    """Few threads for numeric libraries: the processes of a run share the machine."""
+    """Numeric libraries get few threads, because the processes of a run share the machine."""
     variables = dict(os.environ)
     variables["OMP_NUM_THREADS"] = str(threads)
     variables["TOKENIZERS_PARALLELISM"] = "false"

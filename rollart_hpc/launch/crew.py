@@ -1,6 +1,6 @@
-"""The live processes of a run. Owns starting them by the plan and keeping supervisor.json true; decides nothing.
+"""The live processes of a run. Starts them as planned and keeps supervisor.json up to date; decides nothing.
 
-Where a process runs is the place's business (`launch.place`).
+The place (`launch.place`) decides where a process runs.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import selectors
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.launch.command import role_command, role_environment
 from rollart_hpc.launch.ownership import write_ownership
 from rollart_hpc.launch.place import Place
 from rollart_hpc.launch.plan import Proc
 from rollart_hpc.launch.process import Child, Order
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Role
 
 RELAY_WORLD = "relays"
@@ -30,11 +30,11 @@ class Crew:
         selector: selectors.BaseSelector,
         on_end: Callable[[Child], None],
     ) -> None:
-        """`on_end` is the selector's action for a process that has ended; it calls `take_out` and reaps."""
+        """`on_end` is the selector's callback for a process that has ended; it must call `take_out` and reap."""
         self._run, self._config, self._place = run, config, place
         self._selector, self._on_end = selector, on_end
         self._children: dict[str, Child] = {}
-        self.attempt = 0  # of whatever starts now
+        self.attempt = 0  # of processes started from now on
         self.address = ""  # of the controller
 
     def __contains__(self, child: Child) -> bool:
@@ -44,7 +44,7 @@ class Crew:
         return self._children.get(name)
 
     def behind(self, name: str, incarnation: str) -> Child | None:
-        """The child that is, or carries, this process."""
+        """The child that is this process, or that runs it (`srun`, `mpiexec`)."""
         members = ((child, proc.name, known) for child in self.all() for proc, known in child.order.members)
         return next((child for child, *member in members if member == [name, incarnation]), None)
 
@@ -66,7 +66,7 @@ class Crew:
         self._add(self._place.start(order, [*command, *extra], role_environment(proc, self._config), pass_fds))
 
     def start_world(self, relays: tuple[Proc, ...]) -> None:
-        """All relays as the ranks of one MPI world, which is one child. Each rank writes a log of its own."""
+        """Start all relays as the ranks of one MPI world, which is one child. Each rank has its own log."""
         proc = Proc(RELAY_WORLD, "relay", relays[0].hardware, "")
         order = Order(proc, self.attempt, self._run.log(self.attempt, proc.name), seats=relays)
         command = role_command(order, self._run, address=self.address)
@@ -78,13 +78,13 @@ class Crew:
         self.write()
 
     def take_out(self, child: Child) -> Child:
-        """It is no longer watched; the caller ends or reaps it."""
+        """Stop watching it; the caller ends or reaps it."""
         del self._children[child.name]
         self._selector.unregister(child)
         return child
 
     def end(self, children: Iterable[Child], grace_s: float = 0.0, term_s: float = 0.0) -> list[tuple[Child, int]]:
-        """End these processes; returns them with their exit codes."""
+        """End these processes. Returns each with its exit code."""
         taken = [self.take_out(child) for child in children]
         codes = self._place.end(taken, grace_s, term_s)
         return [(child, codes[child.name]) for child in taken]

@@ -1,4 +1,4 @@
-"""How the end of a process is put into words: exit codes, what its log says, what the user can do."""
+"""Messages about processes that ended: the exit code, the error in the log, what the user can do."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import signal
 import time
 from pathlib import Path
 
-from rollart_hpc.config.process import LOG_LINE, LOG_TIME_FORMAT
-from rollart_hpc.config.rundir import RunDir
-from rollart_hpc.errors import EXIT_USER, RollartError, SiteError, UserError
+from rollart_hpc.errors import RollartError, SiteError, UserError
 from rollart_hpc.launch.process import Child
+from rollart_hpc.processes.logs import LOG_LINE, LOG_TIME_FORMAT
+from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import ExitCode
 
 _TAIL_BYTES = 64 << 10
 _FULL_BYTES = 64 << 10
 
 
 def describe(code: int) -> str:
-    """An exit code in words; negative codes are signals."""
+    """An exit code as text; negative codes are signals."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -28,23 +29,23 @@ def describe(code: int) -> str:
 
 
 def reason_of(child: Child, code: int, reported: str = "") -> RollartError:
-    """The process knew why it ended: say that. `reported`: what it wrote down elsewhere."""
+    """The reason that the process itself gave. `reported`: a reason it gave outside its log."""
     said = last_error(child.log)
-    kind = UserError if code == EXIT_USER else SiteError
+    kind = UserError if code == ExitCode.USER else SiteError
     if reported and not said:
-        return kind(f"{child.name}: {reported}", f"the logs are in {child.log.parent}")
+        return kind(f"{child.name}: {reported}", f"read the logs in {child.log.parent}")
     if not said and shutil.disk_usage(child.log.parent).free < _FULL_BYTES:
         return SiteError(
-            f"{child.name} ended and could not even write its log: no space left on the disk of {child.log.parent}",
+            f"{child.name} ended and could not write its log: no space left on the disk of {child.log.parent}",
             "free some space, then resume the run",
         )
     said = said or quoted_tail(child.log)
-    return kind(f"{child.name}: {said}", f"its log: {child.log}")
+    return kind(f"{child.name}: {said}", f"read its log: {child.log}")
 
 
 def gave_up(child: Child, code: int, limit: str, run: RunDir) -> SiteError:
     return SiteError(
-        f"{child.name} keeps ending ({describe(code)}) and has used up {limit}; {quoted_tail(child.log)}",
+        f"{child.name} keeps failing ({describe(code)}) and has used up {limit}; {quoted_tail(child.log)}",
         f"find the cause, then: rollart-hpc resume {run.path}",
     )
 
@@ -60,7 +61,7 @@ def tail(path: Path, num_lines: int = 20) -> list[str]:
 
 
 def last_error(path: Path) -> str:
-    """The last message logged as ERROR, with the lines that belong to it; empty if there is none."""
+    """The last message logged as ERROR with its continuation lines; empty if there is none."""
     found: list[str] = []
     taking = False
     for line in tail(path, 500):
@@ -81,6 +82,6 @@ def quoted_tail(path: Path, num_lines: int = 20) -> str:
 
 
 def log_line(name: str, text: str) -> str:
-    """A line of the supervisor's own log, in the form of all others."""
+    """A line of the supervisor's log, in the same format as all logs."""
     now = time.time()
     return f"{time.strftime(LOG_TIME_FORMAT, time.localtime(now))}.{int(now % 1 * 1000):03d} INFO {name}: {text}"

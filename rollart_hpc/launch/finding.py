@@ -1,4 +1,4 @@
-"""What a check found. Owns the levels and how they are shown; knows nothing of what is checked."""
+"""Results of checks. Owns the levels and the output format; does not know what is checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Level = Literal["ok", "note", "warn", "fail"]
 @dataclass(frozen=True)
 class Finding:
     level: Level
-    check: str  # what was looked at: munge, partition h800
+    check: str  # what was checked: munge, partition h800
     what: str
     fix: str = ""  # what to do about it
 
@@ -41,7 +41,7 @@ def has_failed(findings: Iterable[Finding]) -> bool:
 
 
 def lines(findings: Iterable[Finding]) -> Iterator[str]:
-    """One line each, and below it what to do."""
+    """One line per finding, and below it the fix if there is one."""
     for finding in findings:
         yield f"{finding.level:<5} {finding.check}: {finding.what}"
         if finding.fix:

@@ -1,9 +1,9 @@
-"""A launcher of several processes (mpiexec) under the supervisor: it ends with the supervisor, its processes with it.
+"""Runs mpiexec so that it ends with the supervisor, and its processes end with it.
 
     python -m rollart_hpc.launch.leader COMMAND...
 
-mpiexec gives every process a session of its own and leaves them running when it is killed. So this process ties itself
-to the supervisor, tells the processes whom to watch, and becomes the launcher.
+mpiexec puts every process into its own session and leaves it running when mpiexec is killed. So this process asks the
+kernel to end it with the supervisor, tells the processes to watch its pid, and execs mpiexec.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import shutil
 import sys
 from pathlib import Path
 
-from rollart_hpc.config.process import LEADER_VARIABLE, end_with_parent
 from rollart_hpc.errors import SiteError
+from rollart_hpc.processes.lifetime import LEADER_VARIABLE, end_with_parent
 
 
 def find_mpiexec() -> str:
-    """The one of this Python's environment, else the one on the PATH."""
+    """mpiexec of this Python's environment, else the one on the PATH."""
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if not found:
         raise SiteError(
-            "weights.collective=mpi needs mpiexec, which is not there", "pip install mpich, or weights.collective=gloo"
+            "weights.collective=mpi needs mpiexec, which is not installed",
+            "pip install mpich, or set weights.collective=gloo",
         )
     return found
 

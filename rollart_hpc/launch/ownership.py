@@ -1,6 +1,6 @@
-"""supervisor.json: who supervises a run, with which processes, and how it ended. Owns that file.
+"""supervisor.json: the supervisor of a run, its processes, and how the run ended. Owns that file.
 
-A pid alone may be anybody's by now: with the start time of the process it names one process of one host.
+A pid may be reused by another process. Together with the start time it identifies one process on one host.
 """
 
 from __future__ import annotations
@@ -11,31 +11,60 @@ import socket
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from rollart_hpc.config.rundir import RunDir
-from rollart_hpc.errors import UserError
-from rollart_hpc.files import read_json, write_json
+import msgspec
+
+from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.files import write_atomic
 from rollart_hpc.launch.process import Child
+from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import RunState
 
-RUNNING = "running"
+
+class OwnedProcess(msgspec.Struct, frozen=True):
+    pid: int
+    incarnation: str
+    attempt: int
+
+
+class Ownership(msgspec.Struct, frozen=True):
+    """supervisor.json."""
+
+    pid: int
+    start_ticks: int
+    host: str
+    state: RunState  # RUNNING as soon as preparation starts, then the final state
+    reason: str = ""
+    attempt: int = 0
+    procs: dict[str, OwnedProcess] = {}
 
 
 def write_ownership(
-    run: RunDir, attempt: int, children: Iterable[Child], state: str = RUNNING, reason: str = ""
+    run: RunDir, attempt: int, children: Iterable[Child], state: RunState = RunState.RUNNING, reason: str = ""
 ) -> None:
-    procs = {c.name: {"pid": c.pid, "incarnation": c.order.incarnation, "attempt": c.order.attempt} for c in children}
-    owner = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid()), "host": socket.gethostname()}
-    write_json(run.supervisor, {**owner, "state": state, "reason": reason, "attempt": attempt, "procs": procs})
+    procs = {c.name: OwnedProcess(c.pid, c.order.incarnation, c.order.attempt) for c in children}
+    pid = os.getpid()
+    owner = Ownership(pid, start_ticks(pid), socket.gethostname(), state, reason, attempt, procs)
+    write_atomic(run.supervisor, msgspec.json.format(msgspec.json.encode(owner), indent=1) + b"\n")
 
 
-def read_ownership(run: RunDir) -> dict[str, Any]:
-    """Empty if the run was never supervised."""
-    return read_json(run.supervisor) or {}
+def read_ownership(run: RunDir) -> Ownership | None:
+    """None if the run has never had a supervisor."""
+    try:
+        return msgspec.json.decode(run.supervisor.read_bytes(), type=Ownership)
+    except FileNotFoundError:
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SiteError(f"{run.supervisor} is damaged: {error}", "remove it, then resume the run") from None
+
+
+def has_finished(run: RunDir) -> bool:
+    owner = read_ownership(run)
+    return owner is not None and owner.state is RunState.FINISHED
 
 
 def start_ticks(pid: int) -> int:
-    """When the process began, in clock ticks since boot; 0 if there is none."""
+    """Start time of the process in clock ticks since boot; 0 if there is no such process."""
     with suppress(OSError, ValueError, IndexError):
         stat = Path(f"/proc/{pid}/stat").read_text()
         return int(stat.rsplit(")", 1)[1].split()[19])  # after "pid (name)": field 22 of proc(5)
@@ -43,16 +72,15 @@ def start_ticks(pid: int) -> int:
 
 
 def supervisor_pid(run: RunDir) -> int | None:
-    """The pid of the live supervisor of this run; None if there is none. Only its own host can tell."""
+    """The pid of this run's live supervisor; None if there is none. Works only on the supervisor's host."""
     owner = read_ownership(run)
-    if not owner or owner.get("state") != RUNNING:
+    if owner is None or owner.state is not RunState.RUNNING:
         return None
-    if owner.get("host") != socket.gethostname():
+    if owner.host != socket.gethostname():
         raise UserError(
-            f"{run.path} is supervised on host {owner.get('host')}", "run this command there, or end that run first"
+            f"{run.path} is supervised on host {owner.host}", "run this command there, or end that run first"
         )
-    pid = int(owner["pid"])
-    return pid if start_ticks(pid) == owner["start_ticks"] != 0 else None
+    return owner.pid if start_ticks(owner.pid) == owner.start_ticks != 0 else None
 
 
 def ask_to_end(run: RunDir) -> int:

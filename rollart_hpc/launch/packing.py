@@ -1,7 +1,7 @@
-"""Which process goes on which node of a hardware class. Owns that arithmetic; knows no role and no partition.
+"""Assigns processes to the nodes of a hardware class. Knows neither roles nor partitions.
 
-Processes are placed in their order, each on the first node with room: as few nodes as possible. All nodes of a
-component get the same request, so the load is then evened out as far as no further node is needed.
+First fit, in the given order, to use few nodes. All nodes of a component get the same request, so the load is then
+evened out as far as possible without another node.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Needs:
-    """What a process needs of a node, or a node has."""
+    """What a process needs of a node, or what a node has."""
 
     cpus: int = 0
     gpus: int = 0
@@ -28,7 +28,7 @@ class Needs:
         return Needs(self.cpus + other.cpus, self.gpus + other.gpus, self.memory_gb + other.memory_gb)
 
     def on_cores(self, threads: int) -> Needs:
-        """With as many CPUs as whole cores of so many threads have."""
+        """The same, with CPUs rounded up to whole cores of `threads` threads."""
         return replace(self, cpus=math.ceil(self.cpus / threads) * threads)
 
     def fits(self, node: Needs) -> bool:
@@ -42,11 +42,11 @@ class Needs:
 
 @dataclass(frozen=True)
 class Pack:
-    """A process to be placed."""
+    """A process to place."""
 
     name: str
     needs: Needs
-    brings: Needs = Needs()  # what its node needs once besides, e.g. for a relay
+    brings: Needs = Needs()  # what its node needs in addition, once per node, e.g. for a relay
 
 
 class _Node:
@@ -65,9 +65,9 @@ class _Node:
 def pack(
     items: Sequence[Pack], node: Needs, max_nodes: int, reserved: Needs, where: str
 ) -> tuple[dict[str, int], Needs]:
-    """Node numbers by name, and what to request of every node. `reserved`: for others, on the first node.
+    """Returns the node number of each process, and what to request of every node.
 
-    `max_nodes`: 0 = any number. `where` is how errors call the hardware class.
+    `reserved`: kept free on the first node. `max_nodes`: 0 = no limit. `where`: the hardware class in error messages.
     """
     for item, alone in zip(items, _alone(items, reserved)):
         if not alone.fits(node):
@@ -90,7 +90,7 @@ def pack(
 
 
 def _alone(items: Sequence[Pack], reserved: Needs) -> list[Needs]:
-    """What each takes of an empty node; the first one must go on the first node."""
+    """What each process needs on an empty node. The first process must be on the first node."""
     return [item.needs + item.brings + (reserved if i == 0 else Needs()) for i, item in enumerate(items)]
 
 
@@ -106,17 +106,17 @@ def _first_fit(items: Sequence[Pack], node: Needs, reserved: Needs) -> tuple[dic
     return placed, [there.used for there in nodes]
 
 
-# --- words -------------------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------
 
 
 def _too_large(item: Pack, alone: Needs, node: Needs, where: str) -> UserError:
     own = item.needs
     besides = Needs(alone.cpus - own.cpus, alone.gpus - own.gpus, alone.memory_gb - own.memory_gb)
     room = Needs(node.cpus - besides.cpus, node.gpus - besides.gpus, node.memory_gb - besides.memory_gb)
-    extra = f" and {besides} for what runs beside it" if besides != Needs() else ""
+    extra = f", plus {besides} for what runs beside it" if besides != Needs() else ""
     return UserError(
         f"{item.name} needs {own}{extra}, but a node of {where} has {node}",
-        f"at most {room} would fit: ask for less, or give the site's class larger nodes",
+        f"at most {room} would fit: request less, or use a class with larger nodes",
     )
 
 
@@ -128,7 +128,7 @@ def _too_many(
     listed = ", ".join(f"{fitting[kind]} of {count} {kind}" for kind, count in kinds.items() if fitting[kind] < count)
     return UserError(
         f"the run needs {num_nodes} nodes of {where}, but a job may have {max_nodes} (each {node})",
-        f"these would fit: {listed}; ask for fewer or smaller processes, or raise max_nodes in the site file",
+        f"these would fit: {listed}; request fewer or smaller processes, or raise max_nodes in the site file",
     )
 
 

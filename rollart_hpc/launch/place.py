@@ -1,8 +1,8 @@
-"""Where processes are started. Owns the contract of a place and the local one; knows no plan and no budget of restarts.
+"""Where processes are started. Owns the contract of a place, and the local place; knows no plan and no restart budget.
 
-A place turns an order and a command into a child: a process of this machine that lives as long as the one it
-stands for. Locally that is the process itself; elsewhere it is whatever carries it (an `srun`), so the supervisor
-watches, signals and reaps all of them alike.
+A place turns an order and a command into a child: a local process that lives as long as the process it represents.
+On one machine it is that process. In a job it is the `srun` that runs it. So the supervisor watches, signals and
+reaps all of them in the same way.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Protocol
 
-from rollart_hpc.config.process import PARENT_VARIABLE
 from rollart_hpc.launch.command import python
 from rollart_hpc.launch.leader import find_mpiexec
 from rollart_hpc.launch.preloaded import NotPreloaded, Preloaded
 from rollart_hpc.launch.process import Child, Order, end_children, open_log, start_child
+from rollart_hpc.processes.lifetime import PARENT_VARIABLE
 from rollart_hpc.types import Role
 
 
@@ -25,19 +25,19 @@ class Place(Protocol):
     is_patient: bool  # a second signal does not end the run at once
 
     def left_s(self) -> float:
-        """How long the run may stay before it has to save and go."""
+        """Seconds until the run must checkpoint and leave."""
         ...
 
     def save_s(self, usual_s: float) -> float:
-        """How long a checkpoint may take now that the time is up; `usual_s` where time is not limited."""
+        """Seconds that the last checkpoint may take; `usual_s` if the place has no time limit."""
         ...
 
     def told_to_end(self) -> None:
-        """The run was asked to save and go."""
+        """The run was asked to checkpoint and end."""
         ...
 
     def is_closing(self) -> bool:
-        """Is every process about to be killed for good, so that there is no time left but for leaving?"""
+        """Are all processes about to be killed for good? Then there is only time to leave, not to checkpoint."""
         ...
 
     def start(
@@ -45,7 +45,7 @@ class Place(Protocol):
     ) -> Child: ...
 
     def start_world(self, order: Order, command: list[str], environment: dict[str, str]) -> Child:
-        """One MPI world with a rank for every seat of the order; all run the same command. It ends as a whole."""
+        """Start one MPI world with a rank for each seat of the order. All run the same command and end together."""
         ...
 
     def end(self, children: Iterable[Child], grace_s: float = 0.0, term_s: float = 0.0) -> dict[str, int]:
@@ -54,9 +54,9 @@ class Place(Protocol):
 
 
 class LocalPlace:
-    """This machine. The kernel ends every child with its supervisor.
+    """This machine. The kernel ends every child when its supervisor dies.
 
-    Roles that `preloaded` has the imports of are forked from it, the others started as commands.
+    `roles` are forked from `preloaded`, which has done their imports; the others are started as commands.
     """
 
     is_patient = False
@@ -94,7 +94,7 @@ class LocalPlace:
         return Child(order, process, os.pidfd_open(process.pid))
 
     def start_world(self, order: Order, command: list[str], environment: dict[str, str]) -> Child:
-        """By mpiexec, which ends all ranks when one dies."""
+        """Runs mpiexec, which ends all ranks when one dies."""
         launcher = [find_mpiexec(), "-n", str(len(order.seats)), *command]
         full = python("-m", "rollart_hpc.launch.leader", *launcher)
         return start_child(order, full, environment | {PARENT_VARIABLE: str(os.getpid())})

@@ -1,14 +1,14 @@
-"""Which processes a run consists of and where they belong. Owns names and placement; starts nothing.
+"""The processes of a run and where they run. Owns their names and placement; starts nothing.
 
     need       served by           processes
     cpu        site.serves.cpu     controller, env-I, reward-I
     compute                        trainer-R, engine-compute-I
     bandwidth                      engine-bandwidth-I
-    any node that makes or uses weights has a relay: relay-NODE
+    each node that makes or uses weights also has a relay: relay-NODE
 
-The plan is the same whoever carries it out. On one machine its nodes are the needs themselves: they share the host,
-but each has a relay and a weight store of its own, as real nodes do. On a cluster a node is CLASS-I, e.g. `h800-0`:
-the I-th node of the component of that hardware class.
+On one machine the nodes of the plan are the needs themselves: they share the host, but each has its own relay and
+weight store, like a real node. On a cluster a node is CLASS-I, e.g. `h800-0`: the I-th node of the component of that
+hardware class.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from rollart_hpc.types import Role
 CONTROLLER = "controller"
 SUPERVISOR_NEEDS = Needs(cpus=1, memory_gb=1.0)  # the batch script, on the first node of the first component
 NODE = "{hardware}-{index}"
-WORK_S = 120  # a job has at least so long before it saves and goes; Slurm's signal may come a minute early
+WORK_S = 120  # minimum time of a job before its last checkpoint; Slurm's signal may come a minute early
 
 
 @dataclass(frozen=True)
 class Proc:
     """One process of the run."""
 
-    name: str  # unique in the run
+    name: str  # unique within the run
     role: Role
-    hardware: str  # what it needs: cpu, compute, bandwidth
+    hardware: str  # the need it has: cpu, compute, bandwidth
     node: str
     pool: str = ""  # engines: their hardware class
     rank: int = 0
@@ -91,12 +91,12 @@ class Plan:
 
     @property
     def gpu_hours(self) -> float:
-        """At most: if the run takes its whole time limit."""
+        """Upper bound: if the run uses its whole time limit."""
         return sum(component.num_gpus for component in self.components) * self.time_minutes / 60
 
     @property
     def cost(self) -> float:
-        """At most, in the site's unit; what has no figure costs nothing."""
+        """Upper bound, in the site's unit. A class without a cost counts as 0."""
         return sum(component.cost_per_hour for component in self.components) * self.time_minutes / 60
 
 
@@ -105,7 +105,7 @@ def make_plan(config: RunConfig, site: SiteConfig | None = None) -> Plan:
         return _local_plan(config)
     if config.reward.elastic.max_workers and not site.submit_from_compute:
         raise UserError(
-            f"site {site.name} does not let jobs submit jobs (submit_from_compute), which elastic workers need",
+            f"elastic workers are submitted by the run's job, but site {site.name} has submit_from_compute: false",
             "set reward.elastic.max_workers=0 and reward.workers=N",
         )
     wanted = (_controller(config), *_trainers(config, site), *_engines(config, site), *_on_cpu(config))
@@ -146,26 +146,26 @@ def _component(index: int, name: str, config: RunConfig, site: SiteConfig, wante
 
 
 def _on_cores(proc: Proc, own: HardwareClass) -> Proc:
-    """Every process is a step of the job, and a step has whole cores: the job must have as many."""
+    """Every process is a step of the job. A step gets whole cores, so the job must request whole cores too."""
     return replace(proc, needs=proc.needs.on_cores(own.threads_per_core))
 
 
 def _time_minutes(config: RunConfig, site: SiteConfig, used: list[str]) -> int:
-    """Time limits of components are independent: one for all, or a part of the job would end before the rest."""
+    """One limit for all components: Slurm's are independent, and a part of the job could end before the rest."""
     limits = [site.classes[name].max_minutes for name in used]
     known = [minutes for minutes in (config.job.time_minutes, *limits) if minutes]
     if not known:
         raise UserError(
-            f"no time limit: neither the run nor the classes {', '.join(used)} of site {site.name} have one",
-            "say how long it may take: job.time_minutes=240, or max_minutes of a class in the site file",
+            f"no time limit: neither the run nor the classes {', '.join(used)} of site {site.name} set one",
+            "set one: job.time_minutes=240, or max_minutes of a class in the site file",
         )
     needed = math.ceil((config.job.signal_s + WORK_S) / 60)
     if min(known) < needed:
         raise UserError(
-            f"a time limit of {min(known)} min leaves no time to train: the run saves a checkpoint and goes "
-            f"job.signal_s = {config.job.signal_s} s before it",
-            f"ask for {needed} min or more (job.time_minutes, max_minutes of the classes {', '.join(used)}), "
-            "or set a smaller job.signal_s",
+            f"a time limit of {min(known)} min leaves no time to train: the run checkpoints and requeues "
+            f"job.signal_s = {config.job.signal_s} s before the limit",
+            f"request {needed} min or more (job.time_minutes, max_minutes of the classes {', '.join(used)}), "
+            "or lower job.signal_s",
         )
     return min(known)
 
@@ -199,7 +199,7 @@ def _trainers(config: RunConfig, site: SiteConfig | None = None) -> Iterator[Pro
 
 
 def _relays(config: RunConfig, workers: Iterable[Proc]) -> list[Proc]:
-    """One for every node that makes or uses weights."""
+    """One relay per node that makes or uses weights."""
     homes: dict[str, str] = {}
     for proc in workers:
         if _holds_weights(proc):
@@ -209,7 +209,7 @@ def _relays(config: RunConfig, workers: Iterable[Proc]) -> list[Proc]:
 
 
 class _Sized(Protocol):
-    """A section of the run that says what its processes need."""
+    """A section of the configuration that says what its processes need."""
 
     cpus: int
     memory_gb: float
@@ -230,5 +230,5 @@ def _has_relays(config: RunConfig) -> bool:
 
 
 def _holds_weights(proc: Proc) -> bool:
-    """Rank 0 publishes for all ranks."""
+    """Among the trainer's ranks, only rank 0 publishes weights."""
     return proc.role == "engine" or (proc.role == "trainer" and proc.rank == 0)

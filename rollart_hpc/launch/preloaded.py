@@ -1,8 +1,8 @@
 """The supervisor's side of the preloaded process (`roles.preloaded`), from which roles with torch are forked.
 
-Importing torch and transformers takes every such process some five seconds of CPU; a run on one machine has five of
-them. Forked ones share the imports and most of their memory. Nothing depends on it: a role that can't be forked is
-started as any other.
+Importing torch and transformers takes each such process about five seconds of CPU, and a run on one machine has five
+of them. Forked processes share the imports and most of their memory. This is only an optimization: a role that can't
+be forked is started as a command.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollart_hpc.config.forking import Fork, Forked, Reap, Reaped, read_answer, write
-from rollart_hpc.config.process import PARENT_VARIABLE
+from rollart_hpc.backends.declaration import Backend
+from rollart_hpc.backends.registry import find
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.launch.command import environment, python
 from rollart_hpc.launch.process import open_log
+from rollart_hpc.processes.forking import Fork, Forked, Reap, Reaped, read_answer, write
+from rollart_hpc.processes.lifetime import PARENT_VARIABLE
 from rollart_hpc.types import Role
 
 _NVIDIA = Path("/dev/nvidiactl")
@@ -29,26 +31,35 @@ class NotPreloaded(Exception):
 
 
 def preloaded_roles(config: RunConfig) -> frozenset[Role]:
-    """Those that import what the preloaded process has imported. None where they may use a GPU: never tried."""
+    """The roles to fork. None if they may use a GPU (untested), or if no forkable backend has slow imports."""
     devices = {config.engine.device, config.trainer.device}
     if "cuda" in devices or (_NVIDIA.exists() and "auto" in devices):
         return frozenset()
-    if config.engine.kind == "torch":
-        return frozenset(("relay", "engine", "trainer"))
-    if config.trainer.kind == "fsdp":
-        return frozenset(("relay", "trainer"))
-    return frozenset()  # for relays and the torch of megatron's ranks alone it would import too much
+    backends = [backend for backend in _backends(config) if backend.is_forkable]
+    if not any(backend.imports for backend in backends):
+        return frozenset()  # not worth it for the relays alone
+    return frozenset({"relay", *(backend.role for backend in backends)})
+
+
+def preloaded_kinds(config: RunConfig) -> tuple[str, ...]:
+    """The kinds that the preloaded process imports for: see `roles.imports`."""
+    forkable = (backend for backend in _backends(config) if backend.is_forkable)
+    return ("relay", "base_model", *(f"{backend.role}.{backend.kind}" for backend in forkable))
+
+
+def _backends(config: RunConfig) -> tuple[Backend, Backend]:
+    return find("engine", config.engine.kind), find("trainer", config.trainer.kind)
 
 
 class Preloaded:
-    def __init__(self, log: Path) -> None:
-        """Starts to import at once; the first order waits until that is done."""
+    def __init__(self, log: Path, kinds: tuple[str, ...]) -> None:
+        """Starts importing for `kinds` at once; the first order waits until the imports are done."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._variables = environment()
         output = open_log(log)
         try:
             self._popen = subprocess.Popen(
-                python("-m", "rollart_hpc.roles.preloaded", str(theirs.fileno())),
+                python("-m", "rollart_hpc.roles.preloaded", str(theirs.fileno()), *kinds),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -76,7 +87,7 @@ class Preloaded:
         try:
             answer = self._ask(Reap(pid))
         except NotPreloaded:
-            return -signal.SIGKILL  # the kernel ended it with the preloaded process
+            return -signal.SIGKILL  # the kernel killed it when the preloaded process died
         assert isinstance(answer, Reaped)
         return answer.code
 
@@ -87,11 +98,11 @@ class Preloaded:
         except OSError as error:
             raise NotPreloaded(str(error)) from None
         if not data:
-            raise NotPreloaded("it has ended")
+            raise NotPreloaded("the preloaded process has ended")
         return read_answer.decode(data)
 
     def close(self) -> None:
-        """Children that are left end with it."""
+        """Ends the preloaded process and all remaining children."""
         self._control.close()
         self._popen.kill()
         self._popen.wait()
@@ -99,7 +110,7 @@ class Preloaded:
 
 @dataclass(frozen=True)
 class ForkedProcess:
-    """As much of a `subprocess.Popen` as is used here; `wait` once only."""
+    """The part of `subprocess.Popen` that is used here. Call `wait` only once."""
 
     pid: int
     server: Preloaded

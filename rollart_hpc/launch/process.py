@@ -1,6 +1,6 @@
-"""One child process of the supervisor: started in a session of its own, watched by pidfd, ended by id.
+"""One child process of the supervisor: started in its own session, watched by pidfd, ended by id.
 
-Owns starting, ending and log files; knows neither why a process should run nor where (`launch.place`).
+Owns starting and ending it, and its log file. Does not decide whether or where a process runs (`launch.place`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from rollart_hpc.config.process import seat_incarnation
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import FILE_MODE, disk_errors
 from rollart_hpc.launch.plan import Proc
+from rollart_hpc.processes.lifetime import seat_incarnation
 
 
 def new_incarnation() -> str:
@@ -29,24 +29,24 @@ def new_incarnation() -> str:
 
 @dataclass(frozen=True)
 class Order:
-    """One start of a process: what every place needs to know besides its command."""
+    """One start of a process: what a place needs to know in addition to the command."""
 
     proc: Proc
     attempt: int
     log: Path
     incarnation: str = field(default_factory=new_incarnation)
-    seats: tuple[Proc, ...] = ()  # of an MPI world: what its ranks stand for
+    seats: tuple[Proc, ...] = ()  # of an MPI world: the process of each rank
 
     @property
     def members(self) -> list[tuple[Proc, str]]:
-        """Every process of the run behind this start, with its incarnation."""
+        """The processes of this start, each with its incarnation."""
         if not self.seats:
             return [(self.proc, self.incarnation)]
         return [(proc, seat_incarnation(self.incarnation, rank)) for rank, proc in enumerate(self.seats)]
 
 
 class Process(Protocol):
-    """A `subprocess.Popen`, or what stands for one."""
+    """`subprocess.Popen`, or an equivalent."""
 
     @property
     def pid(self) -> int: ...
@@ -77,7 +77,7 @@ class Child:
         return self.popen.pid
 
     def fileno(self) -> int:
-        """Readable once the process has ended: for selectors."""
+        """For selectors: readable once the process has ended."""
         return self.pidfd
 
     def has_ended(self) -> bool:
@@ -88,12 +88,12 @@ class Child:
             signal.pidfd_send_signal(self.pidfd, number)
 
     def kill_group(self) -> None:
-        """The process and whatever it started. Its id can't be taken by another: it is not reaped yet."""
+        """Kill the process and everything it started. Its id can't have been reused, because it is not reaped yet."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def reap(self, timeout_s: float = 30.0) -> int:
-        """The exit code (negative: the signal), after what is left of its group is gone too."""
+        """The exit code (negative: a signal). Kills the rest of its process group first."""
         self.kill_group()
         code = self.popen.wait(timeout_s)
         os.close(self.pidfd)
@@ -114,7 +114,7 @@ def start_child(
     kind: type[Child] = Child,
     stdin: int = subprocess.DEVNULL,
 ) -> Child:
-    """Call from the main thread: the kernel ends a child with the thread that started it."""
+    """Call from the main thread: the kernel ends a child when the thread that started it ends."""
     output = open_log(order.log)
     try:
         popen = subprocess.Popen(
@@ -128,7 +128,7 @@ def start_child(
         )
     except OSError as error:
         raise SiteError(
-            f"can't start {order.proc.name}: {error.strerror}", "is the machine out of processes or memory?"
+            f"can't start {order.proc.name}: {error.strerror}", "check the machine's limits on processes and memory"
         ) from None
     finally:
         os.close(output)
@@ -149,7 +149,7 @@ def end_children(children: Iterable[Child], grace_s: float = 0.0, term_s: float 
 
 
 def wait_for(children: Sequence[Child], timeout_s: float) -> None:
-    """Until all have ended or the time is up."""
+    """Wait until all have ended, or until the timeout."""
     deadline_s = time.monotonic() + timeout_s
     poll = select.poll()
     waiting = {child.pidfd for child in children}

@@ -1,4 +1,4 @@
-"""How often and how soon something is started again. Owns counts and delays; starts nothing, reads no clock."""
+"""Restart budgets: how many restarts, and after which delays. Starts nothing and reads no clock."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 FIRST_DELAY_S = 0.25
 LONGEST_DELAY_S = 30.0
-STABLE_S = 300.0  # a process that lived so long has its restarts forgiven
+STABLE_S = 300.0  # a process that lived this long gets its full budget back
 
 
 def delay_s(count: int) -> float:
-    """Before the `count`-th restart in a row (1, 2, ...): doubled each time."""
+    """The delay before the `count`-th restart in a row (1, 2, ...), doubled each time."""
     return float(min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (count - 1)))
 
 
@@ -22,7 +22,7 @@ class RoleBudget:
     _used: dict[str, int] = field(default_factory=dict)
 
     def next_delay_s(self, name: str, lived_s: float) -> float | None:
-        """How long to wait before `name` is started again; None: never again."""
+        """Seconds to wait before `name` is restarted; None: the budget is used up."""
         used = 0 if lived_s >= STABLE_S else self._used.get(name, 0)
         if used >= self.per_role:
             return None
@@ -32,7 +32,7 @@ class RoleBudget:
 
 @dataclass
 class RestoreBudget:
-    """Restores of the run from its newest checkpoint. Progress, i.e. a newer checkpoint, refills it."""
+    """Restores of the run from its newest checkpoint. A newer checkpoint refills the budget."""
 
     attempts: int
     _used: int = 0
@@ -40,10 +40,10 @@ class RestoreBudget:
     _step: int = -1
 
     def next_delay_s(self, newest_step: int, is_known: bool = False) -> float | None:
-        """How long to wait; None: give up. `newest_step` of the checkpoint to restore, -1 if there is none.
+        """Seconds to wait; None: give up. `newest_step`: step of the checkpoint to restore, -1 if there is none.
 
-        `is_known`: the process named the cause itself (a damaged checkpoint, a lost peer). Once it may
-        be another's fault, twice it is final.
+        `is_known`: the process gave the cause itself (a damaged checkpoint, a lost peer). The first time may be
+        another process's fault; the second time is final.
         """
         if newest_step > self._step:
             self._step, self._used, self._num_known = newest_step, 0, 0

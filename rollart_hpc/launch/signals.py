@@ -1,4 +1,4 @@
-"""Signals as something a selector can wait for. Owns the handlers while it is open; decides nothing."""
+"""Signals that a selector can wait for. Owns the signal handlers while it is open; decides nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Signals:
-    """`fileno()` is readable when a signal came; `take()` says which, in order."""
+    """`fileno()` is readable after a signal; `take()` returns the signals in order."""
 
     def __init__(self) -> None:
         self._received: deque[int] = deque()

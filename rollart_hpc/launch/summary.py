@@ -1,4 +1,4 @@
-"""A plan in words and as plain data, for people and programs that want to know before anything is submitted."""
+"""A plan as text and as plain data, to review before anything is submitted."""
 
 from __future__ import annotations
 

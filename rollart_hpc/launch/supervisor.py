@@ -1,17 +1,17 @@
-"""Starts the processes of a plan, watches them, starts them again, ends them. The only parent in a run; never torch.
+"""Starts, watches, restarts and ends the processes of a plan. The only parent process of a run; never imports torch.
 
     what ends                          what happens
-    env, engine, reward, relay         started again, a little later each time, within its budget
-    any trainer rank                   all ranks start again as the next attempt, from the newest checkpoint
-    controller, by a crash             everything ends and starts again as the next attempt, new keys
+    env, engine, reward, relay         restarted, with growing delays, until its budget is used up
+    any trainer rank                   all ranks restart as the next attempt, from the newest checkpoint
+    controller, by a crash             everything ends and restarts as the next attempt, with new keys
     controller, 0 / 5 / 2 or 3         the run is finished / drained / has failed for a reason it logged
-    SIGINT, SIGTERM, SIGHUP            the controller is asked to save and end; the second time all are killed
-    SIGUSR1, the place's time is up    the same; whoever called may go on with the run later
-    the place is about to kill all     the controller is asked to end without saving
-    nothing moves                      stacks are dumped into the logs, the run ends
+    SIGINT, SIGTERM, SIGHUP            the controller is asked to checkpoint and end; a second signal kills everything
+    SIGUSR1, the time limit is near    the same; a job is then requeued
+    the place is about to kill all     the controller is asked to end without a checkpoint
+    no progress                        stacks are dumped into the logs, the run ends
 
-Everything happens in one thread around one selector: pidfds, signals, the controller's first line,
-its messages, and timers. A process the supervisor has started never outlives it.
+Everything runs in one thread around one selector: pidfds, signals, the controller's first line of output, its
+messages, and timers. No process outlives the supervisor that started it.
 """
 
 from __future__ import annotations
@@ -24,46 +24,41 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 from rollart_hpc import __version__
-from rollart_hpc.config.process import EXIT_DRAINED
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.errors import EXIT_ENVIRONMENT, EXIT_USER, RollartError, SiteError
-from rollart_hpc.files import append_line, read_json
+from rollart_hpc.errors import RollartError, SiteError
+from rollart_hpc.files import append_line
 from rollart_hpc.launch import failures
 from rollart_hpc.launch.crew import Crew
-from rollart_hpc.launch.elastic import Elastic, Hands
-from rollart_hpc.launch.elastic_local import LocalHands, is_elastic
+from rollart_hpc.launch.elastic.local import LocalWorkers, is_elastic
+from rollart_hpc.launch.elastic.scaling import Elastic, ElasticWorkers
 from rollart_hpc.launch.ownership import write_ownership
 from rollart_hpc.launch.place import LocalPlace, Place
 from rollart_hpc.launch.plan import CONTROLLER, Plan
 from rollart_hpc.launch.process import Child, new_incarnation, wait_for
 from rollart_hpc.launch.restarts import RestoreBudget, RoleBudget
+from rollart_hpc.launch.screen import Screen
 from rollart_hpc.launch.signals import Signals
 from rollart_hpc.launch.watchdog import Watchdog
+from rollart_hpc.observe.status import Status, read_status
+from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import ExitCode, RunState
 from rollart_hpc.wire.keys import load_client, make_keys
 from rollart_hpc.wire.link import Link, LinkClosed
-from rollart_hpc.wire.messages import Drain, Exited, Hello, Message, Silent, Warned
+from rollart_hpc.wire.messages import Drain, Exited, Hello, Message, Progress, Silent, Warned
 
-TICK_S = 1.0  # how often the status is looked at
-WELCOME_S = 20.0  # the controller answers the supervisor within
-STOP_S = 10.0  # workers get so long to end by themselves after the controller
-LEAVE_S = 3.0  # relays, after a drained one, to free the memory of their nodes
+TICK_S = 1.0  # interval of checking time limits, scaling elastic workers and updating the screen
+WELCOME_S = 20.0  # timeout for the controller's answer to the supervisor
+STOP_S = 10.0  # time for workers to end by themselves after the controller has ended
+LEAVE_S = 3.0  # time for relays to free the memory of their nodes after a drain
 TERM_S = 3.0
-DRAIN_S = 60.0  # a drained run has so long for its checkpoint, unless its place sets a time
+DRAIN_S = 60.0  # timeout for the checkpoint of a drained run, unless its place sets one
 DUMP_S = 1.0
 
-Outcome = Literal["finished", "drained"]
+Outcome = Literal[RunState.FINISHED, RunState.DRAINED]
 Why = Literal["", "signal", "limit"]
-
-
-class Screen(Protocol):
-    """What the user sees of the run."""
-
-    def say(self, text: str) -> None: ...
-    def show(self, status: dict[str, Any]) -> None: ...
 
 
 class Supervisor:
@@ -74,38 +69,41 @@ class Supervisor:
         plan: Plan,
         screen: Screen,
         place: Place | None = None,
-        hands: Hands | None = None,
+        elastic_workers: ElasticWorkers | None = None,
     ) -> None:
-        """`place`: where processes are started, `hands`: who starts elastic workers; this machine if none is given."""
-        self.why: Why = ""  # the run was asked to end: by a signal, or because its time is up
+        """`place` starts processes, `elastic_workers` starts elastic ones. Both default to this machine."""
+        self.why: Why = ""  # why the run was asked to end: a signal, or its time limit
         self._place = place or LocalPlace()
         self._run, self._config, self._plan, self._screen = run, config, plan, screen
         self._selector = selectors.DefaultSelector()
         self._signals = Signals()
         self._crew = Crew(run, config, self._place, self._selector, self._ended)
-        self._elastic = Elastic(config.reward, hands or LocalHands(self._crew, config.reward.elastic), self._note)
+        elastic_workers = elastic_workers or LocalWorkers(self._crew, config.reward.elastic)
+        self._elastic = Elastic(config.reward, elastic_workers, self._note)
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._roles = RoleBudget(config.restarts.per_role)
         self._restores = RestoreBudget(config.restarts.attempts)
         self._watchdog = Watchdog(config.timeouts, plan)
         self._controller_attempt = 0
-        self._ready: int | None = None  # where the controller tells its address
+        self._ready: int | None = None  # the pipe on which the controller writes its address
         self._link: Link | None = None
+        self._told: Progress | None = None  # the last report of this attempt's controller
         self._draining = self._hurries = False
         self._outcome: Outcome | None = None
         self._ticked_s = 0.0
 
     def supervise(self) -> Outcome:
-        """Until the run is over. A failure is raised; whatever happens, no process is left."""
-        state, reason = "failed", "the supervisor failed"
-        self._run.remove_store()  # of a supervisor that was killed
+        """Runs until the run is over. Raises if the run fails. Leaves no process behind, whatever happens."""
+        state: RunState = RunState.FAILED
+        reason = "the supervisor failed"
+        self._run.remove_store()  # a supervisor that was killed may have left one
         try:
             with self._signals:
                 self._selector.register(self._signals, selectors.EVENT_READ, self._interrupted)
                 self._begin_attempt()
                 while self._outcome is None:
                     self._turn()
-                self._end_all(grace_s=STOP_S if self._outcome == "finished" else 0.0)
+                self._end_all(grace_s=STOP_S if self._outcome is RunState.FINISHED else 0.0)
             state, reason = self._outcome, ""
             return self._outcome
         except RollartError as error:
@@ -137,14 +135,14 @@ class Supervisor:
         self._timers.append((time.monotonic() + delay_s, action))
 
     def _tick(self, now: float) -> None:
+        told = self._told if self._link is not None and not self._draining else None
+        if told is not None and self._elastic.tick(told, now):
+            self._watchdog.touch(now)
         status = self._status()
-        if status:
-            self._watchdog.see(status, now)
-            if not self._draining and self._link is not None and self._elastic.tick(status, now):
-                self._watchdog.touch(now)
+        if status is not None:
             self._screen.show(status)
         if self._place.left_s() <= 0 and not self._draining:
-            self._drain("limit", "the time of the job is up")
+            self._drain("limit", "the job is near its time limit")
         if self._draining and not self._hurries and self._place.is_closing():
             self._hurry("the job is about to be killed")
         verdict = self._watchdog.verdict(now)
@@ -152,7 +150,7 @@ class Supervisor:
             for child in self._crew.all():
                 child.signal(signal.SIGUSR1)
             time.sleep(DUMP_S)
-            raise SiteError(verdict, f"every process wrote its stacks to its log in {self._run.latest}/logs")
+            raise SiteError(verdict, f"see the stacks that every process wrote to its log in {self._run.latest}/logs")
 
     # --- starting ------------------------------------------------------------------------------
 
@@ -160,6 +158,7 @@ class Supervisor:
         attempt = self._crew.attempt = self._controller_attempt = self._run.begin_attempt()
         make_keys(self._run.keys(attempt))
         self._watchdog.reset(time.monotonic())
+        self._told = None
         self._note(f"attempt {attempt} begins {self._origin()}")
         self._ready, write = os.pipe()
         try:
@@ -169,7 +168,7 @@ class Supervisor:
         self._selector.register(self._ready, selectors.EVENT_READ, self._controller_ready)
 
     def _controller_ready(self) -> None:
-        """The controller's first line is its address; that it died before is told by its pidfd."""
+        """The controller's first line is its address. If it died before that, its pidfd reports it."""
         assert self._ready is not None
         line = os.read(self._ready, 4096)
         self._close_ready()
@@ -205,11 +204,11 @@ class Supervisor:
 
     def _ended(self, child: Child) -> None:
         if child not in self._crew:
-            return  # ended by us in this very turn
+            return  # we ended it in this turn of the loop
         self._settle(child, self._crew.take_out(child).reap())
 
     def _settle(self, child: Child, code: int) -> None:
-        """It is over and taken out: tell the controller, decide what follows."""
+        """The process has ended and is no longer watched: tell the controller, decide what to do."""
         self._crew.write()
         self._note(f"{child.name} ended: {failures.describe(code)}", is_news=code != 0)
         if child.name == CONTROLLER:
@@ -221,15 +220,16 @@ class Supervisor:
 
     def _controller_ended(self, child: Child, code: int) -> None:
         if code == 0:
-            self._outcome = "finished"
-        elif code == EXIT_DRAINED:
+            self._outcome = RunState.FINISHED
+        elif code == ExitCode.DRAINED:
             wait_for(self._crew.of("relay"), LEAVE_S)
-            self._outcome = "drained"
+            self._outcome = RunState.DRAINED
         elif self._draining:
-            self._outcome = "drained"
-        elif code in (EXIT_USER, EXIT_ENVIRONMENT):
+            self._outcome = RunState.DRAINED
+        elif code in (ExitCode.USER, ExitCode.ENVIRONMENT):
             status = self._status()
-            raise failures.reason_of(child, code, status["reason"] if status.get("state") == "failed" else "")
+            reported = status.reason if status is not None and status.state is RunState.FAILED else ""
+            raise failures.reason_of(child, code, reported)
         else:
             delay_s = self._next_restore(child, code)
             self._end_all()
@@ -237,10 +237,10 @@ class Supervisor:
 
     def _worker_ended(self, child: Child, code: int) -> None:
         if code == 0 or self._draining:
-            return  # it was told to
+            return  # it was asked to end
         if child.order.seats:
             self._leave_world(child)
-        elif code == EXIT_USER:
+        elif code == ExitCode.USER:
             raise failures.reason_of(child, code)
         elif is_elastic(child):
             self._elastic.failed(f"{child.name} ended: {failures.describe(code)}")
@@ -250,22 +250,22 @@ class Supervisor:
             self._start_again(child, code)
 
     def _leave_world(self, child: Child) -> None:
-        """A world can't be mended: its relays go on singly, over gloo, until the next attempt."""
+        """A broken MPI world can't be repaired: its relays run as single processes over gloo until the next attempt."""
         names = ", ".join(proc.name for proc in child.order.seats)
-        self._note(f"the MPI world of {names} is over: they are started again one by one and use gloo")
+        self._note(f"the MPI world of {names} has ended: restarting each of them alone, with gloo")
         for proc in child.order.seats:
             self._crew.start(proc)
 
     def _start_again(self, child: Child, code: int) -> None:
         delay_s = self._roles.next_delay_s(child.name, time.monotonic() - child.started_s)
         if delay_s is not None:
-            self._note(f"{child.name} is started again in {delay_s:g} s")
+            self._note(f"restarting {child.name} in {delay_s:g} s")
             self._after(delay_s, partial(self._crew.start, child.proc))
         elif child.proc.role == "relay" or not self._crew.of(child.proc.role):
             raise failures.gave_up(child, code, f"restarts.per_role = {self._config.restarts.per_role}", self._run)
         else:
             self._watchdog.excuse(child.proc)
-            self._note(f"{child.name} has used up restarts.per_role: the run goes on without it")
+            self._note(f"{child.name} has used up restarts.per_role: the run continues without it")
 
     def _restore_trainer(self, child: Child, code: int) -> None:
         delay_s = self._next_restore(child, code)
@@ -282,15 +282,15 @@ class Supervisor:
 
     def _next_restore(self, child: Child, code: int) -> float:
         newest = self._run.newest_checkpoint()
-        delay_s = self._restores.next_delay_s(newest.step if newest else -1, is_known=code == EXIT_ENVIRONMENT)
+        delay_s = self._restores.next_delay_s(newest.step if newest else -1, is_known=code == ExitCode.ENVIRONMENT)
         if delay_s is not None:
             return delay_s
-        if code == EXIT_ENVIRONMENT:
+        if code == ExitCode.ENVIRONMENT:
             raise failures.reason_of(child, code)
         raise failures.gave_up(child, code, f"restarts.attempts = {self._config.restarts.attempts}", self._run)
 
     def _end_all(self, grace_s: float = 0.0) -> None:
-        """End every process, and forget whatever was to be started later."""
+        """End every process and cancel pending restarts."""
         self._timers.clear()
         self._elastic.end()
         self._close_link("the run ends")
@@ -317,7 +317,7 @@ class Supervisor:
             self._drain("limit" if number == signal.SIGUSR1 else "signal", signal.Signals(number).name)
 
     def _drain(self, why: Why, cause: str) -> None:
-        """Save a checkpoint and end the run, if there is somebody to save one."""
+        """Save a checkpoint and end the run. Without a controller, end it at once."""
         if self._draining and self._place.is_patient:
             return
         self.why = self.why or why
@@ -325,35 +325,38 @@ class Supervisor:
             self._place.told_to_end()
         if self._draining or self._link is None:
             self._note(f"{cause}: ending every process now")
-            self._outcome = "drained"
+            self._outcome = RunState.DRAINED
             return
         self._draining = True
-        again = "" if self._place.is_patient else " (once more: end it now)"
+        again = "" if self._place.is_patient else " (signal again to end it now)"
         self._note(f"{cause}: saving a checkpoint, then ending the run{again}")
         self._tell(Drain("limit" if why == "limit" else "cancelled"))
         drain_s = self._place.save_s(DRAIN_S) if why == "limit" else DRAIN_S
         self._after(drain_s, partial(self._hurry, f"no checkpoint within {drain_s:.0f} s"))
 
     def _hurry(self, cause: str) -> None:
-        """Workers hear from the controller that they must go: who is killed leaves weights in its node's memory."""
+        """Ask the workers, through the controller, to leave: a killed one leaves weights in its node's memory."""
         self._hurries = True
         self._note(f"{cause}: ending every process now")
         self._tell(Drain("cancelled", at_once=True))
         self._after(LEAVE_S, self._give_up)
 
     def _give_up(self) -> None:
-        self._outcome = "drained"
+        self._outcome = RunState.DRAINED
 
     def _hear(self) -> None:
-        """What the controller passes on; that it died is told by its pidfd."""
+        """Handle the controller's messages. If it died, its pidfd reports it."""
         assert self._link is not None
         silent: list[Silent] = []
         try:
             while (received := self._link.recv(0)) is not None:
                 if isinstance(received[0], Warned):
-                    self._drain("signal", f"{received[0].name} was told that its time will be up")
+                    self._drain("signal", f"{received[0].name} was warned that it will be ended")
                 if isinstance(received[0], Silent):
                     silent.append(received[0])
+                if isinstance(received[0], Progress):
+                    self._told = received[0]
+                    self._watchdog.see(self._told, time.monotonic())
         except LinkClosed as error:
             self._note(str(error))
             self._close_link("closed")
@@ -361,10 +364,10 @@ class Supervisor:
             self._end_silent(process)
 
     def _end_silent(self, process: Silent) -> None:
-        """Stopped, or in a loop that lets no thread run: a process that only looks alive is ended, then replaced."""
+        """End and replace a process that is alive but stuck: stopped, or in a loop that blocks all its threads."""
         child = self._crew.behind(process.name, process.incarnation)
         if child is not None and not self._draining:
-            self._note(f"{process.name} does not answer and is ended")
+            self._note(f"{process.name} does not answer: ending it")
             for ended, code in self._crew.end([child]):
                 self._settle(ended, code or -signal.SIGKILL)
 
@@ -372,13 +375,15 @@ class Supervisor:
         if self._link is not None:
             self._link.send(message)
 
-    def _status(self) -> dict[str, Any]:
-        """What this attempt's controller wrote down last."""
-        status: dict[str, Any] = read_json(self._run.status) or {}
-        return status if status.get("attempt", 0) >= self._controller_attempt else {}
+    def _status(self) -> Status | None:
+        """The last status file of this attempt's controller, to show the user. Decisions use its messages instead."""
+        status = None
+        with suppress(RollartError):  # the controller soon overwrites a damaged one
+            status = read_status(self._run.status)
+        return status if status is not None and status.attempt >= self._controller_attempt else None
 
     def _note(self, text: str, is_news: bool = True) -> None:
-        with suppress(RollartError):  # the disk may be full; the screen is not
+        with suppress(RollartError):  # e.g. a full disk; the message still goes to the screen
             append_line(self._run.log(self._crew.attempt, "supervisor"), failures.log_line("supervisor", text))
         if is_news:
             self._screen.say(text)

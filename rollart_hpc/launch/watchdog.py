@@ -1,52 +1,49 @@
-"""Does the run move? Owns the two time limits; is told the time and what the controller reports."""
+"""Detects a run that has stopped making progress. Owns the two timeouts; gets the time and the controller's reports."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 from rollart_hpc.config.schema import TimeoutConfig
 from rollart_hpc.launch.plan import Plan, Proc
+from rollart_hpc.wire.messages import Progress
 
 
 @dataclass
 class Watchdog:
-    """`start_s` until every role has joined, then `idle_s` between two changes of the progress counter."""
+    """`start_s` for all roles to join, then `idle_s` between two changes of the progress counter."""
 
     timeouts: TimeoutConfig
     plan: Plan
     _since_s: float = 0.0
-    _progress: Any = None
-    _wanted: Counter[str] = field(default_factory=Counter)  # processes by role; the trainer joins once, as rank 0
+    _progress: int | None = None
+    _wanted: Counter[str] = field(default_factory=Counter)  # processes by role; of the trainer, only rank 0 joins
     _missing: dict[str, int] = field(default_factory=dict)
     _started: bool = False
 
     def reset(self, now: float) -> None:
-        """A new attempt begins."""
+        """A new attempt starts."""
         self._since_s, self._progress, self._started = now, None, False
         self._wanted = Counter(proc.role for proc in self.plan.workers if proc.rank == 0)
         self._missing = dict(self._wanted)
 
     def excuse(self, proc: Proc) -> None:
-        """The run goes on without this process."""
+        """The run continues without this process."""
         self._wanted[proc.role] -= 1
 
     def touch(self, now: float) -> None:
-        """Something else than the controller showed life, e.g. a process was started again."""
+        """Progress outside the controller, e.g. a process was restarted."""
         self._since_s = now
 
-    def see(self, status: dict[str, Any] | None, now: float) -> None:
-        """What status.json of this attempt says."""
-        if not status:
-            return
-        progress = status.get("progress")
-        if progress != self._progress:
-            self._progress = progress
+    def see(self, told: Progress, now: float) -> None:
+        """A report from the controller of this attempt."""
+        if told.progress != self._progress:
+            self._progress = told.progress
             if self._started:
                 self._since_s = now
         if not self._started:
-            self._missing = self._still_missing(status.get("workers") or {})
+            self._missing = self._still_missing(told)
             if not self._missing:
                 self._started, self._since_s = True, now
 
@@ -57,9 +54,9 @@ class Watchdog:
             missing = ", ".join(f"{count} {role}" for role, count in self._missing.items())
             return f"not all roles joined within timeouts.start_s = {self.timeouts.start_s:g} s (missing: {missing})"
         if self._started and waited_s > self.timeouts.idle_s:
-            return f"nothing moved for timeouts.idle_s = {self.timeouts.idle_s:g} s"
+            return f"no progress for timeouts.idle_s = {self.timeouts.idle_s:g} s"
         return ""
 
-    def _still_missing(self, workers: dict[str, Any]) -> dict[str, int]:
-        left = {role: count - int((workers.get(role) or {}).get("alive", 0)) for role, count in self._wanted.items()}
+    def _still_missing(self, told: Progress) -> dict[str, int]:
+        left = {role: count - told.alive.get(role, 0) for role, count in self._wanted.items()}
         return {role: count for role, count in left.items() if count > 0}

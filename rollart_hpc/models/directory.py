@@ -1,4 +1,4 @@
-"""A model directory comes to be in one move: complete or not at all. Owns that; knows nothing of what is in it."""
+"""Creates a model directory atomically: complete, or not at all. Does not know what is in it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PLACE = "directory for the model"
 
 @contextmanager
 def made_whole(target: Path, num_bytes: int) -> Iterator[Path]:
-    """Yields a scratch directory beside `target`; what lies there as `model` in the end becomes `target`.
+    """Yields a scratch directory next to `target`; its subdirectory `model` becomes `target` at the end.
 
-    `num_bytes`: what all that takes at most. Nothing is left behind if the body fails.
+    `num_bytes`: the maximum disk space needed. Leaves nothing behind if the body fails.
     """
     target = target.absolute()
     if target.exists() or target.is_symlink():
-        raise UserError(f"{target} exists already", f"remove it, or choose another {PLACE}")
+        raise UserError(f"{target} already exists", f"remove it, or choose another {PLACE}")
     make_directory(target.parent, PLACE)
     free = shutil.disk_usage(target.parent).free
     if free < num_bytes:
@@ -46,13 +46,13 @@ def _take_place(made: Path, target: Path) -> None:
         os.rename(made, target)
     except OSError:
         if target.exists():  # since the check
-            raise UserError(f"{target} exists already", f"remove it, or choose another {PLACE}") from None
+            raise UserError(f"{target} already exists", f"remove it, or choose another {PLACE}") from None
         raise
 
 
 @contextmanager
 def _written_in_full(target: Path) -> Iterator[None]:
-    """Libraries that write files tell of a full disk in words of their own."""
+    """Libraries that write files have their own exceptions for a full disk."""
     try:
         yield
     except OSError:

@@ -1,12 +1,12 @@
-"""A GGUF file as a Hugging Face directory in float32. Owns the names and shapes of both; knows no particular model.
+"""Converts a GGUF file to a Hugging Face directory in float32. Knows the names and shapes of both formats.
 
     llama.*, tokenizer.* of the file     config.json, generation_config.json
     tensors, dequantized                 model.safetensors
     tokenizer.ggml.*                     tokenizer.json, tokenizer_config.json, chat_template.jinja
 
-Reads the Llama architecture with a byte-level BPE tokenizer. Needs neither torch nor transformers, and keeps to what
-llama.cpp does where transformers' own loader differs: numbers are cut into digits as the file's `tokenizer.ggml.pre`
-says.
+Reads the Llama architecture with a byte-level BPE tokenizer. Needs neither torch nor transformers. Where transformers'
+own loader differs from llama.cpp, it follows llama.cpp: the file's `tokenizer.ggml.pre` decides whether numbers are
+split into digits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rollart_hpc.errors import UserError
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
-_SPECIAL = 3  # llama.cpp's type of a control token
+_SPECIAL = 3  # llama.cpp's token type for control tokens
 _OF_MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _OF_LAYER = {
     "attn_norm": "input_layernorm",
@@ -38,22 +38,22 @@ _OF_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_INDIVIDUAL_DIGITS = ("smollm", "starcoder", "refact", "command-r")  # tokenizers that cut numbers into digits
+_INDIVIDUAL_DIGITS = ("smollm", "starcoder", "refact", "command-r")  # tokenizers that split numbers into digits
 
 
-class Shape(NamedTuple):
+class ModelShape(NamedTuple):
     heads: int
     kv_heads: int
     head_dim: int
 
 
 def write_directory(source: Path, directory: Path) -> None:
-    """Fill `directory`, which exists, from the GGUF file `source`."""
+    """Write the model of the GGUF file `source` into the existing `directory`."""
     from safetensors.numpy import save_file
 
     reader = open_gguf(source)
     config = _config(reader)
-    shape = Shape(config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"])
+    shape = ModelShape(config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"])
     save_file(dict(_tensors(reader, shape)), directory / "model.safetensors", metadata={"format": "pt"})
     _write_json(directory / "config.json", config)
     ends = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -67,10 +67,10 @@ def open_gguf(source: Path) -> GGUFReader:
     try:
         reader = GGUFReader(source)
     except (ValueError, IndexError, KeyError) as error:
-        raise UserError(f"{source} is no GGUF file: {error}", "check the path") from None
+        raise UserError(f"{source} is not a GGUF file: {error}", "check the path") from None
     architecture = _field(reader, "general.architecture")
     if architecture != "llama":
-        raise UserError(f"{source} holds a model of architecture {architecture}", "only llama can be read from GGUF")
+        raise UserError(f"{source} has a model of architecture {architecture}", "use a file with a llama model")
     return reader
 
 
@@ -110,7 +110,7 @@ def _config(reader: GGUFReader) -> dict[str, Any]:
 # --- tensors ---------------------------------------------------------------------------------------
 
 
-def _tensors(reader: GGUFReader, shape: Shape) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def _tensors(reader: GGUFReader, shape: ModelShape) -> Iterator[tuple[str, NDArray[np.float32]]]:
     from gguf import dequantize
 
     for tensor in reader.tensors:
@@ -128,11 +128,11 @@ def _name(name: str) -> str:
             return f"{_OF_MODEL[kind]}.weight"
         case ["blk", layer, kind, "weight"] if kind in _OF_LAYER:
             return f"model.layers.{layer}.{_OF_LAYER[kind]}.weight"
-    raise UserError(f"tensor {name} has no place in a Llama model", "only plain Llama models can be read from GGUF")
+    raise UserError(f"tensor {name} is not part of a Llama model", "use a file with a plain Llama model")
 
 
 def _halves_apart(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """llama.cpp turns neighbouring rows of a head by the rotary angle, transformers rows that lie half a head apart."""
+    """llama.cpp rotates neighbouring rows of a head together, transformers rows that are half a head apart."""
     rows, columns = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
@@ -143,7 +143,7 @@ def _halves_apart(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32
 def _write_tokenizer(reader: GGUFReader, directory: Path) -> None:
     model = _field(reader, "tokenizer.ggml.model")
     if model != "gpt2":
-        raise UserError(f"the file's tokenizer is of kind {model}", "only byte-level BPE (gpt2) can be read from GGUF")
+        raise UserError(f"the file's tokenizer is of kind {model}", "use a file with a byte-level BPE tokenizer (gpt2)")
     tokens: list[str] = _field(reader, "tokenizer.ggml.tokens")
     merges = [tuple(merge.split(" ", 1)) for merge in _field(reader, "tokenizer.ggml.merges")]
     types = _field(reader, "tokenizer.ggml.token_type", [])

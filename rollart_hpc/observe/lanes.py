@@ -1,8 +1,8 @@
-"""The timeline as pictures: what every process did when. Owns the drawing of lanes; gets spans on one clock.
+"""Draws the timeline: one lane per process. Gets spans that are already on one clock.
 
-Two views. The overview spans the whole run: per process and moment, how much of its time each category took (a process
-that does many things at once, like an env worker, is scaled to its peak). The close-up shows single spans of a few
-steps.
+Two views. The overview covers the whole run: for each process and time bin, the share of each category. (A process
+that does many things at once, like an env worker, is scaled to its peak.) The close-up shows the individual spans of a
+few steps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def overview(spans: Sequence[Span]) -> str:
 
 
 def coverage(lane: Sequence[Span], end_s: float, num_bins: int = NUM_BINS) -> NDArray[np.float64]:
-    """[category, bin] -> how many spans of the category ran, on average over the bin."""
+    """[category, bin] -> average number of running spans of the category in the bin."""
     found = np.zeros((len(CATEGORIES), num_bins + 1))
     bin_s = max(end_s, 1e-9) / num_bins
     for name, (starts, ends) in _times(lane).items():
@@ -61,7 +61,7 @@ def _times(lane: Sequence[Span]) -> dict[str, tuple[NDArray[np.float64], NDArray
 
 
 def _integral(times: NDArray[np.float64], num_bins: int) -> NDArray[np.float64]:
-    """At every edge of a bin: the sum over all times of how much later they are."""
+    """For each edge of a bin: the sum of how much later than the edge each time is."""
     ordered = np.sort(times)
     sums = np.concatenate(([0.0], np.cumsum(ordered)))
     edges = np.arange(num_bins + 1, dtype=np.float64)
@@ -80,15 +80,15 @@ def _occupation(process: str, covered: NDArray[np.float64], axis: Axis, top: flo
     for name, values in zip(CATEGORIES, covered / peak, strict=True):
         if values.max(initial=0.0) > 0.002:
             share = values.mean() / max(float((covered / peak).sum(axis=0).mean()), 1e-9)
-            peaked = f", at most {peak:.0f} at once" if peak > 1.5 else ""
-            text = f"{process}: {name}, {share:.0%} of what it did{peaked}"
+            peaked = f", up to {peak:.0f} at once" if peak > 1.5 else ""
+            text = f"{process}: {name}, {share:.0%} of its work{peaked}"
             out.append(f'<path class="{name}" d="{_area(base, values, axis, top)}" data-t="{text}"/>')
         base = base + values
     return "".join(out)
 
 
 def _area(base: NDArray[np.float64], values: NDArray[np.float64], axis: Axis, top: float) -> str:
-    """Steps of rectangles between base and base + values, bin by bin; equal neighbours become one."""
+    """A rectangle per bin from base to base + values; equal neighbours are merged."""
     low = np.round(top + LANE * (1 - base), 1)
     high = np.round(top + LANE * (1 - base - values), 1)
     wide = (axis.end - axis.start) / len(values)
@@ -105,7 +105,7 @@ def _area(base: NDArray[np.float64], values: NDArray[np.float64], axis: Axis, to
 
 
 def close_up(spans: Sequence[Span]) -> str:
-    """Single spans of the last few steps."""
+    """The individual spans of the last few steps."""
     known = [span for span in spans if span.category in CATEGORIES]
     if not known:
         return ""
@@ -123,7 +123,7 @@ def close_up(spans: Sequence[Span]) -> str:
 
 
 def _window(spans: Sequence[Span]) -> tuple[float, float]:
-    """The last steps; without steps, or if they are long, the last seconds."""
+    """The time of the last steps; without steps, or if they are long, the last seconds."""
     ends = sorted(span.end_s for span in spans if span.name == STEP)
     last_s = ends[-1] if ends else max(span.end_s for span in spans)
     first_s = ends[-1 - CLOSE_UP_STEPS] if len(ends) > CLOSE_UP_STEPS else 0.0
@@ -131,7 +131,7 @@ def _window(spans: Sequence[Span]) -> tuple[float, float]:
 
 
 def _rows(lane: Sequence[Span], axis: Axis, top: float) -> tuple[str, float]:
-    """One row for what comes one after the other, more for what overlaps."""
+    """Spans in one row, or in several if they overlap."""
     placed = [(row, span) for row, span in rows_of(lane) if row < MAX_ROWS * 4]
     num_rows = max((row for row, _ in placed), default=0) + 1
     high = LANE / 2 if num_rows == 1 else max(3.0, min(LANE / 2, 60 / num_rows))
@@ -145,19 +145,19 @@ def _rows(lane: Sequence[Span], axis: Axis, top: float) -> tuple[str, float]:
 
 
 def shares(spans: Sequence[Span]) -> str:
-    """What each process spent its time with, from its first span to its last."""
+    """How each process spent its time from its first span to its last."""
     stacks: list[Stack] = []
     for process, lane in by_process(s for s in spans if s.category in CATEGORIES).items():
         seconds = {name: float((ends - starts).sum()) for name, (starts, ends) in _times(lane).items()}
         busy_s, idle_s = busy_and_idle(lane)
-        scale = busy_s / (sum(seconds.values()) or 1.0)  # what overlaps shares the time
+        scale = busy_s / (sum(seconds.values()) or 1.0)  # overlapping spans share the time
         parts = [(name, seconds[name] * scale, name) for name in CATEGORIES if name in seconds]
         stacks.append(Stack(process, [*parts, ("idle", idle_s, "idle")]))
     return bars(stacks, share=True) if stacks else nothing("no trace was written")
 
 
 def busy_and_idle(lane: Sequence[Span]) -> tuple[float, float]:
-    """Seconds in which at least one span ran, and the rest between the first and the last."""
+    """Seconds with at least one running span, and seconds without, between the first span and the last."""
     times = np.array([(s.start_s, s.end_s) for s in lane])
     starts, ends = times[times[:, 0].argsort()].T
     reached = np.maximum.accumulate(ends)
@@ -175,7 +175,7 @@ def _seconds(axis: Axis, height: float) -> str:
 
 
 def _steps(spans: Sequence[Span], axis: Axis, height: float) -> str:
-    """A line where a step ended, unless there are too many to tell apart."""
+    """A line at the end of each step, unless there are too many to tell apart."""
     steps = [s for s in spans if s.name == STEP and axis.low <= s.end_s <= axis.high]
     if len(steps) > 120:
         return ""

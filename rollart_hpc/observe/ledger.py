@@ -1,8 +1,8 @@
-"""Reading `ledger.jsonl`: which steps survived, and whether each trajectory trained at most once in them.
+"""Reads `ledger.jsonl`: which steps survived, and whether each trajectory trained at most once in them.
 
-A line is one committed step. After a restore the lines behind the restored version are void: a later
-line of the same or an earlier version replaces them. What is left is the surviving chain, and it must
-link up: every line's parent digest is the digest of the line before.
+A line is one committed step. After a restore, the lines after the restored version are void: a later line with the
+same or an earlier version replaces them. The remaining lines are the surviving chain. They must link up: every line's
+parent digest is the digest of the line before.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Line(msgspec.Struct):
 
 
 def read(path: Path) -> list[Line]:
-    """All whole lines, in the order they were written. One that a power loss tore is left out: its step was never told
-    to anyone, so the chain either goes on without it or `problems` finds the gap."""
+    """All complete lines, in the order they were written. Skips a line that a power failure tore: its step was never
+    announced, so either the chain continues without it or `problems` finds the gap."""
     lines: list[Line] = []
     for row in filter(None, path.read_bytes().split(b"\n")):
         with suppress(msgspec.DecodeError):
@@ -46,7 +46,7 @@ def surviving(lines: list[Line]) -> list[Line]:
 
 
 def problems(lines: list[Line], group_size: int, alpha: int) -> list[str]:
-    """Everything that contradicts exactly-once; an empty list is the proof."""
+    """Everything that contradicts exactly-once. An empty list proves that it holds."""
     chain = surviving(lines)
     found: list[str] = []
     for before, line in zip([None, *chain], chain, strict=False):

@@ -1,7 +1,7 @@
-"""What a run measured, line by line. Owns the format of metrics.jsonl and the TensorBoard copy of it.
+"""The metrics of a run. Owns the format of metrics.jsonl and its TensorBoard copy.
 
-A line is a step, a validation or an event; `kind` tells which. It is written by one system call, so a reader sees
-whole lines except perhaps a last one that a crash tore, which `read` leaves out.
+A line is a step, a validation or an event, as its `kind` says. It is written by one system call, so a reader sees
+complete lines, except perhaps a last one that a crash tore. `read` skips that one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 
 from rollart_hpc.files import disk_errors, mend
 from rollart_hpc.observe.tensorboard import EventFile
+from rollart_hpc.vocabulary import EventKind, LineKind
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ def _plain(value: Any) -> Any:
 
 
 class MetricsLog:
-    """Appends to metrics.jsonl. A disk that can't take it is a SiteError."""
+    """Appends to metrics.jsonl. A full or failing disk raises a SiteError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -38,13 +39,13 @@ class MetricsLog:
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def step(self, line: dict[str, Any]) -> None:
-        self._append({"kind": "step", **line})
+        self._append({"kind": LineKind.STEP, **line})
 
     def validation(self, line: dict[str, Any]) -> None:
-        self._append({"kind": "validation", **line})
+        self._append({"kind": LineKind.VALIDATION, **line})
 
-    def event(self, what: str, *, time_s: float, name: str = "", detail: str = "", **more: Any) -> None:
-        self._append({"kind": "event", "time_s": time_s, "what": what, "name": name, "detail": detail, **more})
+    def event(self, what: EventKind, *, time_s: float, name: str = "", detail: str = "", **more: Any) -> None:
+        self._append({"kind": LineKind.EVENT, "time_s": time_s, "what": what, "name": name, "detail": detail, **more})
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -55,23 +56,23 @@ class MetricsLog:
         data = self._encoder.encode(line) + b"\n"
         with disk_errors(self._path):
             written = os.write(self._fd, data)
-            if written < len(data):  # the disk ran full in mid-line; what fits is a torn line
+            if written < len(data):  # the disk filled up in the middle of the line and left it torn
                 os.write(self._fd, data[written:])
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; none if there is no file. Torn ones are left out and counted in the log."""
+    """All complete lines; none if there is no file. Torn lines are skipped, and a warning gives their number."""
     try:
         lines, num_torn = parse(path.read_bytes())
     except FileNotFoundError:
         return []
     if num_torn:
-        log.warning("%s: %d torn lines left out", path, num_torn)
+        log.warning("%s: skipped %d torn lines", path, num_torn)
     return lines
 
 
 def parse(data: bytes) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines, and how many are torn."""
+    """The complete lines, and the number of torn ones."""
     lines: list[dict[str, Any]] = []
     num_torn = 0
     for row in filter(None, data.split(b"\n")):
@@ -86,14 +87,15 @@ def parse(data: bytes) -> tuple[list[dict[str, Any]], int]:
     return lines, num_torn
 
 
-def of_kind(lines: Iterable[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+def of_kind(lines: Iterable[dict[str, Any]], kind: LineKind) -> list[dict[str, Any]]:
     return [line for line in lines if line.get("kind") == kind]
 
 
 def surviving_steps(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Steps in order, without those that a restore rolled back: a later line of a version voids all from it on."""
+    """Steps in order, without those that a restore rolled back: a later line of a version voids all earlier lines of
+    that version and newer ones."""
     chain: list[dict[str, Any]] = []
-    for line in of_kind(lines, "step"):
+    for line in of_kind(lines, LineKind.STEP):
         while chain and chain[-1].get("version", 0) >= line.get("version", 0):
             chain.pop()
         chain.append(line)
@@ -101,26 +103,26 @@ def surviving_steps(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def surviving_validations(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without those of versions that a restore rolled back; of one validated twice the later one."""
+    """Without those of versions that a restore rolled back. If a version was validated twice, the later one counts."""
     kept: dict[tuple[int, str], dict[str, Any]] = {}
     for line in lines:
         version = line.get("version", 0)
-        if line.get("kind") == "step":
+        if line.get("kind") == LineKind.STEP:
             kept = {key: other for key, other in kept.items() if key[0] < version}
-        elif line.get("kind") == "validation":
+        elif line.get("kind") == LineKind.VALIDATION:
             kept[version, line.get("task", "")] = line
     return list(kept.values())
 
 
 class Board:
-    """The same figures for TensorBoard. It is a copy: if it can't be written the run goes on without it."""
+    """A copy of the metrics for TensorBoard. If it can't be written, the run continues without it."""
 
     def __init__(self, directory: Path) -> None:
         self._file: EventFile | None = None
         try:
             self._file = EventFile(directory)
         except OSError as error:
-            log.warning("no TensorBoard files: %s", error)
+            log.warning("can't write TensorBoard files, continuing without them: %s", error)
 
     def step(self, line: dict[str, Any]) -> None:
         self._add("train", line, line.get("version", 0))
@@ -135,7 +137,7 @@ class Board:
         try:
             self._file.add(version, dict(_scalars(prefix, figures)))
         except OSError as error:
-            log.warning("TensorBoard files end here: %s", error)
+            log.warning("can't write TensorBoard files any longer, continuing without them: %s", error)
             self.close()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The look of the report: one HTML page that needs no other file and no network. Owns style and script, no content."""
+"""The page of the report: one HTML file that needs no other file and no network. Owns style and script, no content."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What changed between two validations on the same held-out seeds. Owns the paired difference; reads no file.
+"""The paired difference between two validations on the same held-out seeds. Reads no file.
 
-Prompts differ in difficulty far more than a policy does from one validation to the next: only the difference of the two
-scores of each prompt tells whether the policy changed.
+Prompts differ far more in difficulty than a policy changes from one validation to the next. So only the difference
+between the two scores of each prompt shows whether the policy changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Paired:
 
     @property
     def is_significant(self) -> bool:
-        """Above two standard errors, in either direction."""
+        """More than two standard errors, in either direction."""
         return self.plays > 1 and abs(self.difference) > 2 * self.standard_error
 
 

@@ -1,6 +1,6 @@
-"""trace.json: the timeline for ui.perfetto.dev and chrome://tracing. Owns that format only.
+"""trace.json: the timeline for ui.perfetto.dev and chrome://tracing. Owns that format.
 
-A process of the run is a process of the trace; spans that overlap in it get rows ("threads") of their own.
+A process of the run is a process of the trace. Overlapping spans of a process get separate rows ("threads").
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from rollart_hpc.files import write_atomic
 from rollart_hpc.observe.timeline import Span, by_process, read_run, rows_of
 
-# names from Chrome's trace viewer; Perfetto colours by span name, which comes to the same
+# colour names of Chrome's trace viewer; Perfetto colours by span name, with the same effect
 COLOURS = {
     "prefill": "rail_animation",
     "decode": "thread_state_running",

@@ -1,6 +1,6 @@
-"""From the controller's start to the first step. Owns the names of what lies between; reads lines of metrics.jsonl.
+"""The phases from the controller's start to the first step. Owns their names; reads lines of metrics.jsonl.
 
-roles joined    every process that the run began with is there
+roles joined    every process that the run started with has joined
 weights         the first engine can generate
 validated       the base model's score is known
 first step      the first optimizer step is committed
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-_JOINED, _RUNNING = "worker_joined", "running"
+from rollart_hpc.vocabulary import EventKind, LineKind
 
 
 @dataclass(frozen=True)
@@ -22,17 +22,17 @@ class Phase:
 
 
 def start_phases(lines: Iterable[dict[str, Any]]) -> list[Phase]:
-    """In the order in which they ended; only those that the run reached."""
+    """The phases that the run reached, in the order in which they ended."""
     joined_s, ends = 0.0, {}
     for line in lines:
         at_s, kind, what = float(line.get("time_s", 0.0)), line.get("kind"), line.get("what")
-        if what == _JOINED:
+        if what == EventKind.WORKER_JOINED:
             joined_s = at_s
-        elif what == _RUNNING:
+        elif what == EventKind.RUNNING:
             ends["weights"] = at_s
-        elif kind == "validation":
+        elif kind == LineKind.VALIDATION:
             ends["validated"] = at_s
-        elif kind == "step":
+        elif kind == LineKind.STEP:
             ends["first step"] = at_s
             break
     if ends:
@@ -41,5 +41,5 @@ def start_phases(lines: Iterable[dict[str, Any]]) -> list[Phase]:
 
 
 def first_step_s(lines: Iterable[dict[str, Any]]) -> float | None:
-    """None: there was none."""
+    """None if there was no step."""
     return next((phase.end_s for phase in start_phases(lines) if phase.name == "first step"), None)

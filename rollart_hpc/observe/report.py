@@ -1,7 +1,7 @@
-"""report.html: what a run did and how it ended, in one file that opens offline. Owns which figures are shown.
+"""report.html: what a run did and how it ended, in one file that opens offline. Owns which sections are shown.
 
-Made from what the run wrote down (status, metrics, traces, config), any part of which may be missing: a run that died
-at its first step has a report too. Reads, and writes nothing but the report.
+Made from the files of the run (status, metrics, traces, config). Any of them may be missing: a run that died at its
+first step has a report too. Writes only the report.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from rollart_hpc.observe.page import fold, page, pair
 from rollart_hpc.observe.sections import Run
 from rollart_hpc.observe.status import Cluster, Status, read_status
 from rollart_hpc.observe.timeline import read_run
+from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import LineKind, RunState
 
-REPORT = "report.html"
 
-
-def write_report(run_dir: Path, state: str | None = None) -> Path:
-    """`state`: how it ended, if the caller knows better than the last status (a killed run can't write that down)."""
+def write_report(run_dir: Path, state: RunState | None = None) -> Path:
+    """`state`: how the run ended, if the caller knows better than status.json (a killed run can't record its end)."""
     run = _load(run_dir)
     if state is not None:
         run.status.state = state
-    target = run_dir / REPORT
+    target = RunDir(run_dir).report
     write_atomic(target, render(run))
     return target
 
 
 def _load(run_dir: Path) -> Run:
+    paths = RunDir(run_dir)
     try:
-        status = read_status(run_dir / "status.json") or Status()
+        status = read_status(paths.status) or Status()
     except SiteError as error:
         status = Status(reason=error.what)
-    lines = metrics.read(run_dir / "metrics.jsonl")
-    config = run_dir / "config.yaml"
+    lines = metrics.read(paths.metrics)
     return Run(
         path=run_dir,
         status=status,
         lines=lines,
         steps=metrics.surviving_steps(lines),
         validations=metrics.surviving_validations(lines),
-        events=metrics.of_kind(lines, "event"),
-        spans=read_run(run_dir.glob("attempts/*/trace")),
-        cluster=_cluster(run_dir / "cluster.json"),
-        config=config.read_text(errors="replace") if config.exists() else "",
+        events=metrics.of_kind(lines, LineKind.EVENT),
+        spans=read_run(paths.traces(attempt) for attempt in paths.attempt_numbers()),
+        cluster=_cluster(paths.cluster),
+        config=paths.config.read_text(errors="replace") if paths.config.exists() else "",
     )
 
 

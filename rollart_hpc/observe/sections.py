@@ -1,4 +1,4 @@
-"""The parts of the report, one function each. Owns what is said with which figures; reads no file."""
+"""The sections of the report, one function each. Owns their texts and figures; reads no file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from rollart_hpc.observe.paired import paired
 from rollart_hpc.observe.phases import start_phases
 from rollart_hpc.observe.status import Cluster, Status
 from rollart_hpc.observe.timeline import Span
+from rollart_hpc.vocabulary import EventKind, RunState
 
 MAX_EVENTS = 200
 MAX_COLUMNS = 100
-_GOOD = ("finished",)
-_BUSY = ("preparing", "starting", "running", "draining")
-_POOLS = {"compute": "prefill", "bandwidth": "decode"}  # the pools' colours are those of what they are good at
+_POOLS = {"compute": "prefill", "bandwidth": "decode"}  # a pool has the colour of the work it is best at
 
 
 @dataclass
@@ -48,7 +47,8 @@ class Run:
 
 def header(run: Run, name: str) -> str:
     status = run.status
-    kind = "good" if status.state in _GOOD else "busy" if status.state in _BUSY else "bad"
+    is_bad = status.state.can_resume or status.state is RunState.UNKNOWN
+    kind = "good" if status.state is RunState.FINISHED else "bad" if is_bad else "busy"
     attempts = f", attempt {status.attempt}" if status.attempt > 1 else ""
     mode = f"{status.mode} mode, " if status.mode else ""
     reason = f'<p class="reason">{escape(status.reason)}</p>' if status.reason else ""
@@ -68,31 +68,31 @@ def cards(run: Run) -> str:
     tokens, seconds = sum(s.get("tokens", 0) for s in run.steps), sum(s.get("step_s", 0.0) for s in run.steps)
     rate = tokens / seconds if seconds else status.tokens_per_s
     cards.append(card("Generated", f"{number(rate)} tok/s", f"{number(tokens)} tokens in {len(run.steps)} steps"))
-    cards.append(card("Staleness", str(status.staleness.max_trained), f"at most, bound {status.staleness.bound}"))
-    cards.append(card("Trainer waits", f"{status.wait.get_batch_share:.0%}", "of its time for batches"))
+    cards.append(card("Max staleness", str(status.staleness.max_trained), f"bound {status.staleness.bound}"))
+    cards.append(card("Trainer waits", f"{status.wait.get_batch_share:.0%}", "of its time, for batches"))
     weights = status.weights
     moved = (
         f"of {duration(weights.total_s)}, {number(weights.transfers)} installs, {weights.transport or 'no transport'}"
     )
-    cards.append(card("Weights exposed", duration(weights.exposed_s), moved))
+    cards.append(card("Blocked by installs", duration(weights.exposed_s), moved))
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
 def scores(run: Run) -> str:
-    sorting = [
+    series = [
         Series(task, colour, [(v["version"], v["success"]) for v in run.validations if _has(v, task, "success")])
         for task, colour in run.tasks.items()
     ]
     plays = max((v.get("plays", 0) for v in run.validations), default=0)
     marks = _marks(run)
-    chart = line_chart(sorting, x_title="policy version", y_limits=(0.0, 1.0), marks=marks)
+    chart = line_chart(series, x_title="policy version", y_limits=(0.0, 1.0), marks=marks)
     sub = f"success in validation on held-out seeds, {plays} plays each"
-    sub += "; red: a worker was lost or the run restored" if marks else ""
+    sub += "; red: a worker was lost, or the run was restored" if marks else ""
     return section("Score per task", sub, chart + _changes(run))
 
 
 def _changes(run: Run) -> str:
-    """Reward in the first and the last validation, seed by seed."""
+    """Change of the reward from the first to the last validation, paired by seed."""
     rows = []
     for task in run.tasks:
         own = [v for v in run.validations if v.get("task") == task]
@@ -100,7 +100,7 @@ def _changes(run: Run) -> str:
         if change is not None and change.plays > 1:
             gap = f"{change.difference:+.3f} ± {change.standard_error:.3f}"
             rows.append([task, str(change.plays), f"{change.before:.3f}", f"{change.after:.3f}", gap])
-    heads = ["task", "same seeds", "reward first", "reward last", "paired difference ± standard error"]
+    heads = ["task", "common seeds", "first reward", "last reward", "paired difference ± standard error"]
     return table(heads, rows) if rows else ""
 
 
@@ -109,7 +109,7 @@ def _has(line: dict[str, Any], task: str, key: str) -> bool:
 
 
 def rewards(run: Run) -> str:
-    sorting = [
+    series = [
         Series(
             task,
             colour,
@@ -118,16 +118,16 @@ def rewards(run: Run) -> str:
         )
         for task, colour in run.tasks.items()
     ]
-    chart = line_chart(sorting, x_title="policy version", marks=_marks(run))
+    chart = line_chart(series, x_title="policy version", marks=_marks(run))
     return section("Training reward per task", "mean over the trajectories of a step", chart)
 
 
 def _marks(run: Run) -> list[tuple[float, str]]:
-    """Lost workers and restores, at the version the run had then."""
+    """Lost workers and restores, at the version that the run had at the time."""
     times = [step.get("time_s", 0.0) for step in run.steps]
     marks = []
     for event in run.events:
-        if event.get("what") == "worker_lost" and times and event.get("time_s", 0.0) <= times[-1]:
+        if event.get("what") == EventKind.WORKER_LOST and times and event.get("time_s", 0.0) <= times[-1]:
             index = bisect_left(times, event.get("time_s", 0.0))
             marks.append((float(run.steps[index]["version"]), f"{event.get('name')} lost: {event.get('detail')}"))
     for before, after in zip(run.steps, run.steps[1:], strict=False):
@@ -146,7 +146,7 @@ def trainer_time(run: Run) -> str:
         other_s = max(0.0, _mean(chunk, "step_s") - wait_s - train_s)
         parts = [("train", train_s, "train"), ("wait for batch", wait_s, "wait"), ("other", other_s, "other")]
         stacks.append(Stack(str(chunk[0].get("version", i)), parts))
-    sub = "seconds per step; other: validation, checkpoints, handing out weights"
+    sub = "seconds per step; other: validation, checkpoints, publishing weights"
     return section("Where the trainer's time went", sub, columns(stacks, x_title="policy version", unit=" s"))
 
 
@@ -157,7 +157,7 @@ def _mean(steps: list[dict[str, Any]], key: str) -> float:
 def process_time(run: Run) -> str:
     return section(
         "What each process did",
-        "share of the time between its first and last span; idle: it had nothing to do",
+        "share of the time between its first and last span",
         lanes.shares(run.spans),
     )
 
@@ -165,7 +165,7 @@ def process_time(run: Run) -> str:
 def timeline(run: Run) -> str:
     close = lanes.close_up(run.spans)
     close = f"<h3>The last steps, span by span</h3><div class='scroll'>{close}</div>" if close else ""
-    sub = "one lane per process on the controller's clock; thin lines are ends of steps; trace.json opens in Perfetto"
+    sub = "one lane per process, on the controller's clock; thin lines: ends of steps; open trace.json in Perfetto"
     return section("Timeline", sub, f"<div class='scroll'>{lanes.overview(run.spans)}</div>{close}")
 
 
@@ -177,7 +177,7 @@ def staleness(run: Run) -> str:
         Stack(str(age), [("trajectories", counts.get(age, 0), "c1" if age <= staleness.bound else "weights")])
         for age in ages
     ]
-    sub = f"versions between a trajectory's first token and the step it trained; bound {staleness.bound}"
+    sub = f"versions between a trajectory's first token and the step that trained on it; bound {staleness.bound}"
     chart = columns(stacks, x_title="versions behind") if counts else nothing("nothing was trained")
     return section("Staleness of trained trajectories", sub, chart)
 
@@ -198,9 +198,15 @@ def pools(run: Run) -> str:
     sub = f"share of each task's requests by hardware class; {run.status.fallbacks} fallbacks"
     chart = bars(stacks, share=True) + "<h3>Tokens per task</h3>" + bars(tokens, share=True)
     sub += "".join(f"; {pool} = partition {name}" for pool, name in run.cluster.partitions.items())
+    peaks = {pool: max(step.get("kv_used", {}).get(pool, 0.0) for step in run.steps) for pool in _kv_pools(run)}
+    sub += "".join(f"; {pool}: up to {share:.0%} of its KV in use" for pool, share in peaks.items())
     for name, hours in run.cluster.gpu_hours.items():
-        sub += f"; GPU-hours on {name}: {hours.given:.2f}, of which idle {hours.idle:.2f}"
+        sub += f"; GPU-hours on {name}: {hours.given:.2f}, {hours.idle:.2f} of them idle"
     return section("Share of each pool per task", sub, chart)
+
+
+def _kv_pools(run: Run) -> list[str]:
+    return sorted({pool for step in run.steps for pool in step.get("kv_used", {})})
 
 
 def _largest(shares: dict[str, float]) -> str:
@@ -211,35 +217,35 @@ def drops(run: Run) -> str:
     dropped = sorted(run.status.dropped.items(), key=lambda item: -item[1])
     stacks = [Stack(reason, [("trajectories", count, "c2")], number(count)) for reason, count in dropped]
     chart = bars(stacks) if stacks else nothing("nothing was dropped")
-    return section("Dropped, by reason", "trajectories that were started and did not train", chart)
+    return section("Dropped, by reason", "trajectories that were started but not trained on", chart)
 
 
 def workers(run: Run) -> str:
     rows = [[role, str(w.joined), str(w.lost), str(w.left), str(w.alive)] for role, w in run.status.workers.items()]
     refused = ", ".join(f"{count} {what}" for what, count in run.status.refused.items() if count)
     content = table(["role", "joined", "lost", "left", "alive at the end"], rows) if rows else nothing()
-    return section("Workers", f"refused at the door: {refused or 'none'}", content)
+    return section("Workers", f"refused to join: {refused or 'none'}", content)
 
 
 def beginning(run: Run) -> str:
-    """How long it took until the first step, and for what."""
+    """The time until the first step, by phase."""
     phases = start_phases(run.lines)
     starts = [0.0, *(phase.end_s for phase in phases)]
     stacks = [
         Stack(phase.name, [(phase.name, phase.end_s - start_s, "wait")], f"at {duration(phase.end_s)}")
         for phase, start_s in zip(phases, starts, strict=False)
     ]
-    chart = bars(stacks) if stacks else nothing("it did not get there")
-    return section("From the controller's start to the first step", "seconds since the phase before", chart)
+    chart = bars(stacks) if stacks else nothing("no phase was completed")
+    return section("From the controller's start to the first step", "seconds per phase", chart)
 
 
 def figures(run: Run) -> str:
-    """One small line per figure that the trainer reported."""
+    """One small chart per metric that the trainer reported."""
     names = list(dict.fromkeys(key for step in run.steps for key in step.get("metrics", {})))
     if not names:
         return ""
     sparks = "".join(_spark(run, name) for name in names[:24])
-    return section("Training figures", "as the trainer reported them, by step", f'<div class="sparks">{sparks}</div>')
+    return section("Training metrics", "as reported by the trainer, per step", f'<div class="sparks">{sparks}</div>')
 
 
 def _spark(run: Run, name: str) -> str:

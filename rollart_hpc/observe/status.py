@@ -1,6 +1,6 @@
-"""The state of a run at a glance. Owns the shape of status.json; does not know how the figures come about.
+"""The status of a run. Owns the format of status.json; does not know how the values are computed.
 
-Every field has a default: a run that died while it began has a short status, and a newer writer may add keys.
+Every field has a default: a run that died while starting has a short status, and a newer writer may add keys.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import msgspec
 
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import write_atomic
+from rollart_hpc.vocabulary import RunState
 
 
 class TaskStatus(msgspec.Struct):
     score_first: float | None = None  # success in the first validation
     score_last: float | None = None
     validations: int = 0
-    trajectories: int = 0  # ended and scored
+    trajectories: int = 0  # finished and scored
     groups_trained: int = 0
     success: float | None = None  # of training trajectories, over the whole run
     reward: float | None = None
@@ -40,18 +41,24 @@ class WorkerStatus(msgspec.Struct):
     joined: int = 0
     lost: int = 0
     alive: int = 0
-    left: int = 0  # in good order: elastic workers without work, all of an attempt that ended before this one
+    left: int = 0  # ended normally: idle elastic workers, and all workers of earlier attempts
+
+
+class PoolStatus(msgspec.Struct):
+    engines: int = 0  # alive
+    kv_tokens: int = 0  # total capacity of their KV caches, of those that report it
+    kv_used_tokens: int = 0  # total of the last reported values
 
 
 class WeightsStatus(msgspec.Struct):
     transport: str = ""
-    collective: str = ""  # between relays, as asked for
+    collective: str = ""  # between relays, as configured
     transfers: int = 0
     relay_transfers: int = 0
     failures: int = 0
-    fallbacks: int = 0  # transfers between relays that went over gloo although MPI was asked for
+    fallbacks: int = 0  # transfers between relays that used gloo although MPI was configured
     total_s: float = 0.0
-    exposed_s: float = 0.0  # how long generation stood still, summed over engines
+    exposed_s: float = 0.0  # how long installs blocked generation, summed over engines
     bytes: int = 0
 
 
@@ -61,7 +68,7 @@ class WaitStatus(msgspec.Struct):
 
 class Status(msgspec.Struct):
     name: str = ""
-    state: str = "unknown"  # preparing, starting, running, then how it ended
+    state: RunState = RunState.UNKNOWN
     reason: str = ""
     mode: str = ""
     step: int = 0
@@ -70,19 +77,20 @@ class Status(msgspec.Struct):
     attempt: int = 0
     time_s: float = 0.0
     tokens_per_s: float = 0.0
-    playing: int = 0  # trajectories under way
-    to_score: int = 0  # transcripts that wait for a reward worker or are with one
-    progress: int = 0  # grows while anything moves
+    playing: int = 0  # trajectories in progress
+    to_score: int = 0  # transcripts that are waiting for a reward worker or being scored
+    progress: int = 0  # increases while the run makes progress
     checkpoint: int = -1  # newest committed version
     validating: int | None = None  # version being validated
     tasks: dict[str, TaskStatus] = {}
     staleness: StalenessStatus = msgspec.field(default_factory=StalenessStatus)
-    dropped: dict[str, int] = {}
-    fallbacks: int = 0  # requests outside their task's pool because that was empty
+    dropped: dict[str, int] = {}  # by DropReason, or by a reason of another version
+    fallbacks: int = 0  # requests outside their task's pool because the pool had no engine
     split_requests: int = 0  # turns prefilled on one pool and decoded on the other
-    split_fallbacks: int = 0  # turns of split tasks that one engine had to serve alone
-    stray_requests: int = 0  # outside their task's pool while that was alive: stays 0
+    split_fallbacks: int = 0  # turns of split tasks that one engine served alone
+    stray_requests: int = 0  # requests outside their task's pool although the pool had an engine: must stay 0
     workers: dict[str, WorkerStatus] = {}
+    pools: dict[str, PoolStatus] = {}
     weights: WeightsStatus = msgspec.field(default_factory=WeightsStatus)
     wait: WaitStatus = msgspec.field(default_factory=WaitStatus)
     refused: dict[str, int] = {}
@@ -113,4 +121,4 @@ def read_status(path: Path) -> Status | None:
     except FileNotFoundError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SiteError(f"{path} is damaged: {error}", "remove it; the run writes it anew while it runs") from None
+        raise SiteError(f"{path} is damaged: {error}", "remove it; a running run writes a new one") from None

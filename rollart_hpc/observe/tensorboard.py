@@ -1,7 +1,7 @@
-"""Event files for TensorBoard, scalars only. Owns their binary format; knows no metric.
+"""Event files for TensorBoard, scalars only. Owns their binary format; knows no metrics.
 
-The known writers import torch if it is there, which a controller must not. The format is small: a record is
-length, masked crc32c of the length, data, masked crc32c of the data; the data is a protobuf `Event`
+The usual writers import torch if it is installed, which a controller must not. The format is small. A record is
+length, masked crc32c of the length, data, masked crc32c of the data. The data is a protobuf `Event`
 (1: wall time, 2: step, 3: file version, 5: summary of values (1: tag, 2: float)).
 """
 
@@ -63,7 +63,7 @@ def event(step: int, scalars: dict[str, float], wall_time_s: float) -> bytes:
 
 
 class EventFile:
-    """Appends events; whoever watches the directory sees them at once."""
+    """Appends events. A TensorBoard that watches the directory sees them at once."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

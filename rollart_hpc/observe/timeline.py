@@ -1,7 +1,7 @@
-"""All spans of a run on one clock. Owns how trace files of processes, nodes and attempts line up; draws nothing.
+"""All spans of a run on one clock. Aligns the trace files of processes, nodes and attempts; draws nothing.
 
-Within the life of one controller every span is moved to that controller's clock by the offset its process had
-measured. Attempts with a controller of their own come one after the other: nothing tells how far apart they were.
+During the life of one controller, every span is moved to that controller's clock by the offset that its process
+measured. Different controllers are shown one after the other, because the time between them is unknown.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from typing import Any
 import msgspec
 
 from rollart_hpc.observe.trace import category
+from rollart_hpc.rundir import trace_file
 
 log = logging.getLogger(__name__)
 
-GAP_S = 1.0  # drawn between two controllers
+GAP_S = 1.0  # shown between two controllers
 CONTROLLER = "controller"
 _ROLE_ORDER = ("controller", "trainer", "engine", "relay", "env", "reward")
 
 
 class Span(msgspec.Struct, gc=False):
-    """A long run has millions of these: a plain struct, moved in place."""
+    """A long run has millions of these, so it is a plain struct that is changed in place."""
 
     process: str
     name: str
@@ -51,7 +52,7 @@ _decoder = msgspec.json.Decoder(_Row)
 
 
 def read_run(trace_dirs: Iterable[Path]) -> list[Span]:
-    """Spans of all attempts, in the order of their start; the first one starts at 0."""
+    """Spans of all attempts, sorted by start. The first one starts at 0."""
     spans: list[Span] = []
     for life in _lives(trace_dirs):
         found = [span for directory in life for path in sorted(directory.glob("*.jsonl")) for span in read_file(path)]
@@ -67,10 +68,11 @@ def read_run(trace_dirs: Iterable[Path]) -> list[Span]:
 
 
 def _lives(trace_dirs: Iterable[Path]) -> list[list[Path]]:
-    """Trace directories by controller: an attempt without one restored only the trainer, under the clock before it."""
+    """Trace directories by controller. An attempt without a controller restored only the trainer, so it belongs to the
+    controller before it."""
     lives: list[list[Path]] = []
     for directory in sorted(trace_dirs, key=_natural):
-        if lives and not (directory / f"{CONTROLLER}.jsonl").exists():
+        if lives and not trace_file(directory, CONTROLLER).exists():
             lives[-1].append(directory)
         else:
             lives.append([directory])
@@ -78,31 +80,29 @@ def _lives(trace_dirs: Iterable[Path]) -> list[list[Path]]:
 
 
 def _natural(path: Path) -> list[int | str]:
-    """attempt_10 comes after attempt_9."""
+    """Sort key that puts attempt_10 after attempt_9."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
 
 
 def read_file(path: Path) -> Iterator[Span]:
-    """Spans of one process on its controller's clock. A torn last line is left out."""
+    """Spans of one process on its controller's clock. Skips torn lines."""
     for process, offsets, rows in _starts(path):
         times = [at for at, _ in offsets]
         for row in rows:
-            index = max(
-                0, bisect_right(times, row.start) - 1
-            )  # before the first measurement that one is the best guess
+            index = max(0, bisect_right(times, row.start) - 1)  # before the first measurement, use the first one
             shift_s = offsets[index][1] if offsets else 0.0
             end_s = max(row.start, row.end) + shift_s
             yield Span(process, row.name, row.start + shift_s, end_s, row.args, category(row.name))
 
 
 def _starts(path: Path) -> list[tuple[str, list[tuple[float, float]], list[_Row]]]:
-    """A process that was started again begins anew: (name, offsets, spans) of each start."""
+    """(name, offsets, spans) of each start of the process. A restarted process measures its offset again."""
     starts: list[tuple[str, list[tuple[float, float]], list[_Row]]] = []
     for line in path.read_bytes().splitlines():
         try:
             row = _decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            log.warning("%s: a torn line is left out", path)
+            log.warning("%s: skipped a torn line", path)
             continue
         if row.process or not starts:
             starts.append((row.process or path.stem, [], []))
@@ -128,7 +128,7 @@ def _lane_order(process: str) -> tuple[int, list[int | str]]:
 
 
 def rows_of(spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:
-    """(row, span) so that spans of a row never cut each other. Only another category may lie inside a span."""
+    """(row, span), such that spans of a row never overlap partly. A span may contain only spans of other categories."""
     stacks: list[list[Span]] = []
     for span in sorted(spans, key=lambda s: (s.start_s, -s.end_s)):
         for row, stack in enumerate(stacks):

@@ -1,4 +1,4 @@
-"""Spans of time, one file per process. Owns the trace files' format; knows nothing of what the spans mean.
+"""Spans of time, one file per process. Owns the format of trace files; does not know what the spans mean.
 
 A file is JSON lines of three shapes, in the order they were written:
 
@@ -6,8 +6,8 @@ A file is JSON lines of three shapes, in the order they were written:
     {"at": 120.0, "offset": -3.25}                          from local time 120.0 on: controller clock = local - 3.25
     {"name": "decode", "start": 120.5, "end": 120.6, "args": {"tokens": 8}}
 
-Times are `time.monotonic()` seconds of the node that wrote them; only the measured offset lines lanes
-of different nodes up, wall clocks are never compared. The part of a name before the first dot is its category.
+Times are `time.monotonic()` seconds of the node that wrote them. Only the measured offsets align lanes of different
+nodes; wall clocks are never compared. The part of a name before the first dot is its category.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def category(name: str) -> str:
 
 
 def _foreign(value: Any) -> Any:
-    """numpy scalars become numbers; whatever else a caller passes becomes text."""
+    """numpy scalars become numbers; any other value becomes text."""
     return value.item() if hasattr(value, "item") else str(value)
 
 
 class Tracer:
-    """Writes the spans of one process. Cheap and thread-safe; a trace that can't be written never stops the work."""
+    """Writes the spans of one process. Cheap and thread-safe. A trace that can't be written never stops the process."""
 
     def __init__(self, path: Path | None, process: str) -> None:
         """`path=None` makes a tracer that records nothing."""
@@ -89,7 +89,7 @@ class Tracer:
             self.span(name, start_s, time.monotonic(), **args)
 
     def set_offset(self, seconds: float) -> None:
-        """controller clock = this node's clock + seconds, from now on. Call as often as you like: jitter is skipped."""
+        """controller clock = this node's clock + seconds, from now on. May be called often: jitter is ignored."""
         if self._closed or abs(seconds - self._offset_s) < OFFSET_JITTER_S:
             return
         self._offset_s = seconds
@@ -142,7 +142,7 @@ class Tracer:
             _write_all(self._fd, self._encoder.encode_lines(rows))
         except OSError as error:
             if not self.num_lost:
-                log.warning("the trace can't be written and goes on without these spans: %s", error)
+                log.warning("can't write the trace, some spans are lost: %s", error)
             self.num_lost += len(spans)
 
 
@@ -151,7 +151,7 @@ def _open(path: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        log.warning("no trace: %s", error)
+        log.warning("can't write a trace, continuing without it: %s", error)
         return -1
 
 

@@ -1,4 +1,4 @@
-"""What a reward function is: a pure function `(transcript, **reward_params) -> Score`. Owns that contract."""
+"""The contract of a reward function: a pure function `(transcript, **reward_params) -> Score`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Transcript:
-    """A trajectory as text: what was observed and answered, and what the environment says came of it."""
+    """A trajectory as text: observations, responses, and the outcome that the environment reports."""
 
     task: str
     turns: list[tuple[str, str]]  # (observation, response)
@@ -18,4 +18,4 @@ class Transcript:
 @dataclass(frozen=True)
 class Score:
     reward: float
-    success: bool  # exact: what validation counts
+    success: bool  # what validation counts

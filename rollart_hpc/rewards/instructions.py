@@ -1,7 +1,7 @@
-"""Reward of Instructions: the list that was asked for and nothing else succeeds; others get credit for what is right.
+"""Reward of Instructions: success is exactly the requested list; other answers get partial credit.
 
-Credit is dense, so that a group of answers of a model that has never succeeded still differs: every letter in its place
-counts, and every item.
+Credit is dense: every letter in its place counts, and every item. So rewards in a group differ even if the model has
+never succeeded.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from difflib import SequenceMatcher
 
 from rollart_hpc.rewards.contract import Score, Transcript
 
-THOUGHT = "</think>"  # what a model thinks before its answer is its own business
+THOUGHT = "</think>"  # the model's thinking before its answer is not scored
 
 
 def followed(transcript: Transcript, item_weight: float = 0.5) -> Score:
-    """Credit: how far the text agrees letter by letter and, with `item_weight`, how many items do."""
+    """Credit is the agreement letter by letter and, weighted by `item_weight`, item by item."""
     expected: list[str] = list(transcript.outcome["items"])
     response = transcript.turns[-1][1].split(THOUGHT)[-1].strip() if transcript.turns else ""
     items = [item.strip() for item in response.split(",")]
@@ -26,5 +26,5 @@ def followed(transcript: Transcript, item_weight: float = 0.5) -> Score:
 
 
 def _agreement(said: Sequence[str], expected: Sequence[str]) -> float:
-    """1 if they are the same, 0 if they have nothing in common; what is said too much costs as what is missing."""
+    """1 if they are equal, 0 if they have nothing in common. Extra items cost as much as missing ones."""
     return SequenceMatcher(None, said, expected, autojunk=False).ratio()

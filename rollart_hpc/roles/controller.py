@@ -1,13 +1,14 @@
-"""The controller, rank 0: the hub socket in front of the flow core. Owns the loop; decides nothing itself.
+"""The controller: connects the hub socket to the flow core. Owns the loop; decides nothing itself.
 
     message -> member event or flow event -> core -> commands -> messages
                                                   -> ledger, metrics, status, checkpoints (journal)
 
-Starts without torch. Exit codes: 0 finished, 3 failed, 5 drained.
+Runs without torch. Its exit code belongs to the state in which the run ended (`vocabulary.RunState`).
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -18,27 +19,29 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import RollartError, SiteError
 from rollart_hpc.files import write_json
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
-from rollart_hpc.flow.policy import policy_of
-from rollart_hpc.flow.state import State
+from rollart_hpc.flow.rules import rules_of
+from rollart_hpc.processes.lifetime import raise_file_limit
 from rollart_hpc.roles import checkpoints
 from rollart_hpc.roles.journal import Journal
 from rollart_hpc.roles.payloads import TRANSCRIPT, Payloads, chunk_frames
 from rollart_hpc.roles.start import Start, run_role
 from rollart_hpc.roles.translate import event_of, message_of
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Frame, Role
+from rollart_hpc.vocabulary import EventKind, ProcessState, RunState
 from rollart_hpc.wire import keys, members
 from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.hub import Hub
 from rollart_hpc.wire.interfaces import address_of
 
+SUPERVISOR = "supervisor"
 TICK_S = 0.2
+PROGRESS_S = 1.0  # minimum time between two Progress messages to the supervisor
 FAREWELL_S = 15.0
-EXIT_OF = {"finished": 0, "failed": 3, "drained": 5}
 
 log = logging.getLogger("rollart_hpc.controller")
 
@@ -48,8 +51,8 @@ class Controller:
         self.config, self.run_dir, self.attempt = start.config, start.run, start.attempt
         self.payloads = Payloads()
         saved = checkpoints.load(start.checkpoint, self.payloads) if start.checkpoint else None
-        self.core = Core(policy_of(start.config), start.attempt, saved)
-        self.payloads.keep_only(self.core.plays.all)
+        self.core = Core(rules_of(start.config), start.attempt, saved)
+        self.payloads.keep_only(self.core.trajectories.all)
         self.hub = _listen(address_of(start.control), start.ports, keys.load_server(start.run.keys(start.attempt)))
         timeouts = start.config.timeouts
         self.members = members.Members(
@@ -57,9 +60,11 @@ class Controller:
         )
         self.journal = Journal(start.run, start.config, self.core, self.hub.counters)
         self.pending: deque[ev.Event] = deque()
-        self.ending = ""
-        self._silent: dict[str, tuple[float, ms.Hello]] = {}  # lost, perhaps to come back; until when
+        self.ending: RunState | None = None
+        self._silent: dict[str, tuple[float, ms.Hello]] = {}  # lost processes that may come back: deadline and Hello
         self._next_tick = 0.0
+        self._told: ms.Progress | None = None  # last one sent to the supervisor
+        self._told_s = 0.0
         self._commit: ms.Committed | None = None
         self._carry_out: dict[type, Callable[[Any], None]] = {
             ev.Generate: self._generate, ev.Deliver: self._deliver, ev.Score: self._score,
@@ -74,17 +79,21 @@ class Controller:
         return f"tcp://{self.hub.host}:{self.hub.port}"
 
     def run(self) -> int:
-        while not self.ending:
-            self._receive(max(0.0, self._next_tick - time.monotonic()))
+        while self.ending is None:
+            self._receive(0.0 if self.core.has_backlog else max(0.0, self._next_tick - time.monotonic()))
             self._tick_if_due()
-        self._farewell()
-        return EXIT_OF[self.ending]
+        self._farewell(self.ending)
+        assert self.ending.exit_code is not None
+        return self.ending.exit_code
 
     # --- in ----------------------------------------------------------------------------------
 
     def _receive(self, timeout_s: float) -> None:
         for name, message, frames in self.hub.poll(timeout_s):
             self._take(name, message, frames)
+            self._settle()
+        if self.core.has_backlog:
+            self.pending.append(ev.GoOn())
             self._settle()
 
     def _take(self, name: str, message: ms.AnyMessage, frames: list[Frame]) -> None:
@@ -93,48 +102,46 @@ class Controller:
         try:
             event = event_of(name, message, frames)
         except (IndexError, ValueError) as error:
-            log.warning("%s sent a %s that can't be read: %s", name, type(message).__name__, error)
+            log.warning("ignoring an unreadable %s from %s: %s", type(message).__name__, name, error)
             self.hub.counters["bad_messages"] += 1
             return
         if isinstance(message, ms.Warned):
-            self.hub.send("supervisor", message)
-        self.journal.saw(message)
+            self.hub.send(SUPERVISOR, message)
+        self.journal.saw(name, message)
         self._keep(message, frames)
         if event is not None:
             self.pending.append(event)
 
     def _keep(self, message: ms.AnyMessage, frames: list[Frame]) -> None:
-        """Payloads wait here until a command names them."""
+        """Keep payloads until a command names them."""
         if isinstance(message, ms.TurnWanted):
-            if self._is_current(message):
+            if self.core.is_expected(message.trajectory, message.issue):
                 self.payloads.turns[message.trajectory] = (message, frames)
         elif isinstance(message, ms.Ended):
-            if self._is_current(message):
+            if self.core.is_expected(message.trajectory, message.issue):
                 self.payloads.ended[message.trajectory] = (message, frames)
         elif isinstance(message, ms.Generated):
-            if message.request in self.core.plays.requests:
+            if self.core.has_request(message.request):
                 self.payloads.answers[message.trajectory] = (message, frames)
         elif isinstance(message, ms.Committed):
             self._commit = message
         elif isinstance(message, ms.Saved):
             self._saved(message)
 
-    def _is_current(self, message: ms.TurnWanted | ms.Ended) -> bool:
-        """Not the word of a worker that was given up meanwhile: its payload must not replace its successor's."""
-        play = self.core.plays.all.get(message.trajectory)
-        return play is not None and play.issue == message.issue and play.state is State.STEPPING
-
     def _member(self, change: members.Joined | members.Lost) -> None:
         hello = change.hello
         if isinstance(change, members.Joined):
             self._silent.pop(hello.name, None)
             self.journal.joined(hello)
+            if hello.name == SUPERVISOR:
+                self._told = None
             role = cast(Role, hello.role)  # checked by members
             place = hello.node, hello.pool, hello.capacity
-            self.pending.append(ev.Joined(hello.name, role, *place, hello.attempt, hello.version, hello.num_ranks))
+            engine = hello.num_ranks, hello.kv_tokens, hello.speed
+            self.pending.append(ev.Joined(hello.name, role, *place, hello.attempt, hello.version, *engine))
         else:
-            self.journal.gone(hello, change.reason, change.is_leaving)
-            if change.is_silent:
+            self.journal.gone(hello, change.reason, change.state)
+            if change.state is ProcessState.SILENT:
                 self._silent[hello.name] = (time.monotonic() + self.config.timeouts.silence_s, hello)
             self.pending.append(ev.Lost(hello.name, change.reason))
 
@@ -149,18 +156,27 @@ class Controller:
         self._settle()
         self._give_up_silent(now)
         self.journal.tick(now)
+        if now >= self._told_s + PROGRESS_S:
+            self._told_s = now
+            self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        """Tell the supervisor (watchdog, elastic scaling), if something has changed."""
+        progress = self.journal.progress()
+        if progress != self._told and SUPERVISOR in self.core.workers and self.hub.send(SUPERVISOR, progress):
+            self._told = progress
 
     def _give_up_silent(self, now: float) -> None:
-        """Who was busy beyond measure comes back; who stays silent for as long again is stopped or stuck."""
+        """A process that was only busy comes back. One that stays silent for `silence_s` more is stopped or stuck."""
         for name, (due_s, hello) in list(self._silent.items()):
             if now >= due_s:
                 del self._silent[name]
-                self.hub.send("supervisor", ms.Silent(name, hello.incarnation))
+                self.hub.send(SUPERVISOR, ms.Silent(name, hello.incarnation))
 
     # --- out ---------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Feed the core until it has nothing left to say."""
+        """Feed all pending events to the core and carry out its commands."""
         while self.pending:
             event = self.pending.popleft()
             for command in self.core.handle(event):
@@ -174,7 +190,7 @@ class Controller:
 
     def _send(self, name: str, message: ms.Message, *frames: Frame) -> None:
         if not self.hub.send(name, message, *frames):
-            for change in self.members.lose(name, "can't be reached"):
+            for change in self.members.lose(name, "unreachable"):
                 self._member(change)
 
     def _generate(self, c: ev.Generate) -> None:
@@ -197,7 +213,7 @@ class Controller:
     def _send_chunk(self, c: ev.SendChunk) -> None:
         items = [
             self.payloads.chunk_item(member.id, group.id, group.task, member.reward)
-            for group in (self.core.groups[number] for number in c.groups)
+            for group in c.groups
             for member in group.members
         ]
         chunk, frames = chunk_frames(items, c.step, c.index, c.last)
@@ -213,20 +229,21 @@ class Controller:
         try:
             directory = checkpoints.begin(self.run_dir, self.core.snapshot(), self.payloads)
         except (OSError, RollartError) as error:
-            log.error("checkpoint %d: %s", c.version, error)
+            log.error("could not write checkpoint %d: %s", c.version, error)
             checkpoints.abandon(self.run_dir, c.version)
             self.pending.append(ev.Saved(c.version, str(error)))
             return
         self._send(c.trainer, ms.Save(c.version, str(directory)))
 
     def _saved(self, message: ms.Saved) -> None:
-        """The trainer's part is written: commit, before the core hears of it."""
+        """The trainer has written its part: commit the checkpoint before the core gets the event."""
         if message.error or message.version != self.core.saving:
-            log.warning("checkpoint %d is not used: %s", message.version, message.error or "overtaken")
+            log.warning("discarding checkpoint %d: %s", message.version, message.error or "superseded")
             checkpoints.abandon(self.run_dir, message.version)
         else:
             checkpoints.commit(self.run_dir, message.version, self.core.attempt, self.config.checkpoint.keep)
-            self.journal.event("checkpoint", str(message.version))
+            self.journal.event(EventKind.CHECKPOINT, str(message.version))
+            gc.collect()
 
     def _warn(self, c: ev.Warn) -> None:
         log.warning("%s: %s: %s", c.what, c.task, c.detail)
@@ -236,14 +253,15 @@ class Controller:
         log.info("%s: %s", c.state, c.reason)
         self.ending = c.state
         self.journal.ended(c.state, c.reason)
+        self._tell_progress()
 
-    def _farewell(self) -> None:
-        """Tell everyone to stop and give them a moment to go."""
+    def _farewell(self, ending: RunState) -> None:
+        """Tell all processes to stop and wait a moment for them to leave."""
         for name, hello in self.members.alive.items():
-            if hello.role != "supervisor":
-                self.hub.send(name, ms.Stop(self.ending))
+            if hello.role != SUPERVISOR:
+                self.hub.send(name, ms.Stop(ending))
         deadline = time.monotonic() + FAREWELL_S
-        while time.monotonic() < deadline and any(h.role != "supervisor" for h in self.members.alive.values()):
+        while time.monotonic() < deadline and any(h.role != SUPERVISOR for h in self.members.alive.values()):
             for name, message, _ in self.hub.poll(0.2):
                 self.members.handle(name, message)
         self.journal.close()
@@ -251,18 +269,18 @@ class Controller:
 
 
 def _listen(host: str, ports: str, server_keys: keys.ServerKeys) -> Hub:
-    """On any free port, or on a free one of the range `LOW-HIGH`."""
+    """Listen on any free port, or on a free one in the range `LOW-HIGH`."""
     if not ports:
         return Hub(host, server_keys)
     low, high = (int(port) for port in ports.split("-"))
     for port in random.sample(range(low, high + 1), high + 1 - low):
         with suppress(SiteError):
             return Hub(host, server_keys, port=port)
-    raise SiteError(f"no port of {ports} is free on {host}", "widen network.ports of the site file")
+    raise SiteError(f"no free port in {ports} on {host}", "widen network.ports in the site file")
 
 
 def _announce(start: Start, controller: Controller) -> None:
-    """The supervisor reads the address from its pipe, late joiners from the file."""
+    """Publish the address: to the supervisor through its pipe, to late joiners in a file."""
     content = {"address": controller.address, "attempt": start.attempt}
     write_json(RunDir(start.run.path).controller(start.attempt), content)
     if start.ready_fd is not None:
@@ -270,8 +288,20 @@ def _announce(start: Start, controller: Controller) -> None:
         os.close(start.ready_fd)
 
 
+def _spare_turns_the_collector() -> None:
+    """A full garbage collection visits every live object: with 10,000 trajectories it delays all turns by some 100 ms.
+
+    The core leaves no cycles behind, so a full collection runs only at a checkpoint, when everybody waits anyway.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 50, 1_000_000)
+
+
 def main(start: Start) -> int:
+    raise_file_limit()
     controller = Controller(start)
+    _spare_turns_the_collector()
     _announce(start, controller)
     return controller.run()
 

@@ -1,4 +1,4 @@
-"""An env worker process: loads the tokenizer, warms the environments up, joins, plays."""
+"""An env worker process: loads the tokenizer, imports the environments, joins the run, and plays."""
 
 from __future__ import annotations
 

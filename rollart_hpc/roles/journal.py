@@ -1,7 +1,7 @@
-"""What the controller writes down: ledger, metrics, events, status. Owns those files; changes nothing.
+"""The controller's records: ledger, metrics, events, status. Owns those files; never changes the run.
 
-`ledger.jsonl` has a line per committed step and is the proof of exactly-once: every line names the
-weights it came from and led to, so the chain that survives restores can be followed backwards.
+`ledger.jsonl` has a line per committed step and is the proof of exactly-once: every line names the weights
+before and after the step, so the chain that survives restores can be followed backwards.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, defaultdict
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.errors import SiteError
 from rollart_hpc.files import append_line, mend
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
@@ -28,10 +30,14 @@ from rollart_hpc.observe.status import (
     WaitStatus,
     WeightsStatus,
     WorkerStatus,
+    read_status,
     write_status,
 )
 from rollart_hpc.observe.trace import Tracer
-from rollart_hpc.roles.roll import JOINED, LEFT, LOST, Roll
+from rollart_hpc.roles.kv_use import KvUse
+from rollart_hpc.roles.roll import Roll
+from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import EventKind, LineKind, ProcessState, RunState
 from rollart_hpc.wire import messages as ms
 
 STATUS_EVERY_S = 1.0
@@ -46,44 +52,56 @@ class Journal:
         self.tracer.set_offset(0.0)
         mend(run.ledger)
         self._roll = _earlier_roll(run)
-        self._spent_s: defaultdict[str, float] = defaultdict(float)  # of all processes together, since the last step
-        self._moved_s = 0.0  # publishing and passing on weights
+        self._kv = KvUse()
+        self._spent_s: defaultdict[str, float] = defaultdict(float)  # by all processes together, since the last step
+        self._moved_s = 0.0  # spent publishing and forwarding weights
         self._moved_bytes = 0
         self._began = time.monotonic()
         self._before_s = _elapsed_before(run)
         self._last_step_s = self._began
-        self._last_tokens = self._generated_tokens()  # a restored run has some already
+        self._last_tokens = self._generated_tokens()  # not 0 in a restored run
         self._tokens_per_s = 0.0
         self._status_due = 0.0
-        self._state, self._reason = "starting", ""
-        self.event(JOINED, "controller", f"attempt {core.attempt}, pid {os.getpid()}", role="controller")
+        self._writer = ThreadPoolExecutor(1, "status")
+        self._writing: Future[None] | None = None
+        self._state, self._reason = RunState.STARTING, ""
+        self.event(
+            EventKind.WORKER_JOINED, "controller", f"attempt {core.attempt}, pid {os.getpid()}", role="controller"
+        )
 
     @property
     def time_s(self) -> float:
-        """Seconds that the run was up, over all attempts of the controller."""
+        """Seconds the run has been up, over all attempts of the controller."""
         return self._before_s + time.monotonic() - self._began
 
     # --- what happened -----------------------------------------------------------------------
 
     def joined(self, hello: ms.Hello) -> None:
         detail = f"{hello.role} on {hello.node}, pid {hello.pid}"
-        self.event(JOINED, hello.name, detail, role=hello.role)
+        self.event(EventKind.WORKER_JOINED, hello.name, detail, role=hello.role)
+        if hello.role == "engine":
+            self._kv.joined(hello.name, hello.pool, hello.kv_tokens)
 
-    def gone(self, hello: ms.Hello, reason: str, is_leaving: bool) -> None:
-        self.event(LEFT if is_leaving else LOST, hello.name, reason, role=hello.role)
+    def gone(self, hello: ms.Hello, reason: str, state: ProcessState) -> None:
+        self._kv.left(hello.name)
+        what = EventKind.WORKER_LEFT if state is ProcessState.LEFT else EventKind.WORKER_LOST
+        self.event(what, hello.name, reason, role=hello.role)
 
-    def event(self, what: str, name: str, detail: str = "", role: str = "") -> None:
+    def event(self, what: EventKind, name: str, detail: str = "", role: str = "") -> None:
         more = {"role": role} if role else {}
         self.metrics.event(what, time_s=self.time_s, name=name, detail=detail, **more)
         self._roll.see(what, role, detail)
 
-    def saw(self, message: ms.Message) -> None:
-        """Where time went, as the processes tell it in passing."""
+    def saw(self, name: str, message: ms.Message) -> None:
+        """Add up the times and KV use that messages report."""
         match message:
             case ms.Generated():
+                self._kv.saw(name, message.kv_used_tokens)
                 self._spent_s["queue"] += message.queue_s
                 self._spent_s["prefill"] += message.prefill_s
                 self._spent_s["decode"] += message.decode_s
+            case ms.Prefilled():
+                self._kv.saw(name, message.kv_used_tokens)
             case ms.Ended():
                 self._spent_s["environment"] += message.reset_s + message.env_s
             case ms.Scored():
@@ -112,6 +130,7 @@ class Journal:
             "staleness": {str(k): v for k, v in sorted(_staleness(record).items())},
             **_means(record),
             "spent_s": dict(self._spent_s),
+            "kv_used": self._kv.take_peaks(),
             "metrics": commit.metrics,
         }
         self._spent_s.clear()
@@ -138,20 +157,21 @@ class Journal:
             self.metrics.validation(line)
             self.board.validation(line)
 
-    def ended(self, state: str, reason: str) -> None:
+    def ended(self, state: RunState, reason: str) -> None:
         self._state, self._reason = state, reason
-        self.event(state, "run", reason)
+        self.event(EventKind(state), "run", reason)
         self._write_status()
 
     def tick(self, now: float) -> None:
-        if self._state == "starting" and self.core.tally.installs:
-            self._state = "running"
-            self.event("running", "run", "the first engine has weights")
+        if self._state is RunState.STARTING and self.core.tally.installs:
+            self._state = RunState.RUNNING
+            self.event(EventKind.RUNNING, "run", "the first engine has weights")
         if now >= self._status_due:
             self._status_due = now + STATUS_EVERY_S
-            self._write_status()
+            self._write_status_aside()
 
     def close(self) -> None:
+        self._writer.shutdown()
         self._write_status()
         self.tracer.close()
         self.board.close()
@@ -171,10 +191,27 @@ class Journal:
             "trajectories": [member.id for member in members],
             "start_versions": [member.first_version for member in members],
         }
-        append_line(self.run.ledger, msgspec.json.encode(line).decode(), sync=True)
+        append_line(self.run.ledger, msgspec.json.encode(line).decode())  # on the disk before the next checkpoint is
+
+    def progress(self) -> ms.Progress:
+        core = self.core
+        return ms.Progress(self._state, core.tally.progress, core.trajectories.num_to_score, dict(self._alive()))
 
     def _write_status(self) -> None:
+        """Write the status now, after the write in progress."""
+        wait([self._writing] if self._writing else [])
         write_status(self.run.status, self.status())
+
+    def _write_status_aside(self) -> None:
+        """Write the status in a thread: on a parallel file system a write may take longer than all turns of a second.
+
+        While a write is in progress the next one is skipped.
+        """
+        if self._writing is not None:
+            if not self._writing.done():
+                return
+            self._writing.result()  # raises if the write failed
+        self._writing = self._writer.submit(write_status, self.run.status, self.status())
 
     def status(self) -> Status:
         core, tally = self.core, self.core.tally
@@ -190,23 +227,24 @@ class Journal:
             attempt=core.attempt,
             time_s=self.time_s,
             tokens_per_s=self._tokens_per_s,
-            playing=core.num_playing(),
-            to_score=core.plays.num_to_score,
+            playing=core.trajectories.num_playing,
+            to_score=core.trajectories.num_to_score,
             progress=tally.progress,
             checkpoint=core.saved_version,
             validating=core.validator.running.version if core.validator.running else None,
             tasks={name: self._task(name, task) for name, task in tally.tasks.items()},
             staleness=StalenessStatus(
-                bound=core.policy.alpha,
+                bound=core.rules.alpha,
                 max_trained=max(tally.staleness, default=0),
                 histogram={str(k): v for k, v in sorted(tally.staleness.items())},
             ),
-            dropped=dict(tally.dropped),
+            dropped={reason.value: count for reason, count in tally.dropped.items()},
             fallbacks=tally.fallbacks,
             split_requests=tally.split_requests,
             split_fallbacks=tally.split_fallbacks,
             stray_requests=tally.stray_requests,
             workers=self._workers(),
+            pools=self._kv.pools,
             weights=self._weights(),
             wait=WaitStatus(tally.wait_s / busy_s if busy_s else 0.0),
             refused=dict(self.hub_counters),
@@ -250,11 +288,15 @@ class Journal:
         )
 
     def _workers(self) -> dict[str, WorkerStatus]:
-        alive: Counter[str] = Counter(worker.role for worker in self.core.workers.values())
-        alive["controller"] = 1
-        roll = self._roll
+        alive, roll = self._alive(), self._roll
         roles = sorted({*roll.joined, "env", "engine", "trainer", "reward"})
         return {role: WorkerStatus(roll.joined[role], roll.lost[role], alive[role], roll.left[role]) for role in roles}
+
+    def _alive(self) -> Counter[str]:
+        """Living processes by role."""
+        alive: Counter[str] = Counter(worker.role for worker in self.core.workers.values())
+        alive["controller"] = 1
+        return alive
 
     def _generated_tokens(self) -> int:
         return sum(task.decode_tokens for task in self.core.tally.tasks.values())
@@ -281,16 +323,16 @@ def _means(record: ev.RecordStep) -> dict[str, dict[str, float]]:
 
 
 def _earlier_roll(run: RunDir) -> Roll:
-    """Who came and went under earlier controllers of this run."""
+    """The counts of earlier controllers of this run."""
     roll = Roll()
-    for line in metrics.of_kind(metrics.read(run.metrics), "event"):
+    for line in metrics.of_kind(metrics.read(run.metrics), LineKind.EVENT):
         roll.see(line.get("what", ""), line.get("role", ""), line.get("detail", ""))
     return roll
 
 
 def _elapsed_before(run: RunDir) -> float:
-    """How long earlier controllers of this run were up."""
-    try:
-        return float(msgspec.json.decode(run.status.read_bytes())["time_s"])
-    except (OSError, ValueError, KeyError, TypeError, msgspec.DecodeError):
-        return 0.0
+    """Seconds that earlier controllers of this run were up."""
+    with suppress(SiteError):  # a damaged status is overwritten
+        status = read_status(run.status)
+        return status.time_s if status is not None else 0.0
+    return 0.0

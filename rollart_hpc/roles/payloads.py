@@ -1,6 +1,6 @@
-"""The payloads that pass through the controller. Owns tokens and transcripts by trajectory; never looks inside.
+"""The payloads that pass through the controller. Owns tokens and transcripts by trajectory; never reads them.
 
-The core decides by name, this store holds what the name stands for until the core says `Release`.
+The core handles trajectories by name. This store holds their payloads until the core sends `Release`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Payloads:
             store.pop(trajectory, None)
 
     def keep_only(self, trajectories: Container[str]) -> None:
-        """After a restore: drop what the core has no use for."""
+        """After a restore: drop payloads that the core does not need."""
         for trajectory in [name for name in self.ended if name not in trajectories]:
             self.release(trajectory)
 
@@ -37,7 +37,7 @@ class Payloads:
         return ChunkItem(trajectory, group, task, reward, ended.sample_lengths), frames[RECORD]
 
     def save(self, path: Path, trajectories: list[str]) -> None:
-        """Write what buffered trajectories need: one list of byte strings each, header first."""
+        """Write the payloads of buffered trajectories: one list of byte strings each, header first."""
         kept = [self.ended[name] for name in trajectories]
         content = msgspec.msgpack.encode([[encode(ended), *map(bytes, frames)] for ended, frames in kept])
         write_atomic(path, content)

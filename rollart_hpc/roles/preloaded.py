@@ -1,10 +1,11 @@
-"""The process that roles with torch are forked from: what takes seconds to import is imported once, here.
+"""The process from which roles with torch are forked: it imports the slow modules once.
 
-Started by `launch.preloaded` as `python -m rollart_hpc.roles.preloaded FD`; FD is a SEQPACKET socket. Owns no role: a
-child is told what to run, leads a session of its own, ends with this process, and is watched by the supervisor.
-It stays unreaped until the supervisor asks for its exit code, so its id is never somebody else's.
+Started by `launch.preloaded` as `python -m rollart_hpc.roles.preloaded FD KIND...`; FD is a SEQPACKET socket,
+KINDs say what to import (`roles.imports`). Owns no role: the supervisor says what a child runs, and watches it.
+A child leads its own session and ends with this process. It is reaped only when the supervisor asks for its exit
+code, so its pid is not reused before.
 
-Must not start a thread, run a kernel or touch a GPU: a child could not use them.
+Must not start a thread, run a kernel or touch a GPU: a forked child could not use them.
 """
 
 from __future__ import annotations
@@ -15,15 +16,13 @@ import socket
 import sys
 from pathlib import Path
 
-from rollart_hpc.config.forking import MAX_ORDER_BYTES, Fork, Forked, Reaped, read_order, write
-from rollart_hpc.config.process import PARENT_VARIABLE, end_with_parent
+from rollart_hpc.processes.forking import MAX_ORDER_BYTES, Fork, Forked, Reaped, read_order, write
+from rollart_hpc.processes.lifetime import PARENT_VARIABLE, end_with_parent
 from rollart_hpc.roles.imports import load
-
-KINDS = ("relay", "engine.torch", "trainer.fsdp")
 
 
 def serve(control: socket.socket) -> None:
-    """Returns in the parent when the supervisor is gone, in a child when its work is done."""
+    """Returns in the parent when the supervisor is gone, and in a child when its work is done."""
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, MAX_ORDER_BYTES, 2)
         if not data:
@@ -40,7 +39,7 @@ def serve(control: socket.socket) -> None:
 
 
 def _fork(control: socket.socket, descriptors: list[int]) -> int:
-    """Returns twice, as fork does, and in the parent not before the child leads a session that can be killed."""
+    """Returns twice, like fork; in the parent only after the child leads a session that can be killed."""
     parent = os.getpid()
     read, write = os.pipe()
     pid = os.fork()
@@ -70,7 +69,7 @@ def _become(order: Fork) -> None:
 def main() -> None:
     end_with_parent()
     control = socket.socket(fileno=int(sys.argv[1]))
-    load(*KINDS)
+    load(*sys.argv[2:])
     serve(control)
 
 

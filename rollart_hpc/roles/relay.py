@@ -12,7 +12,7 @@ from rollart_hpc.wire.link import Link
 from rollart_hpc.wire.messages import Stop, WhoAreYou
 
 if TYPE_CHECKING:
-    from rollart_hpc.weights.mpi import World
+    from rollart_hpc.weights.mpi import MpiWorld
     from rollart_hpc.weights.relay import Relay
     from rollart_hpc.weights.store import NodeStore
 
@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 def main(start: Start) -> None:
     world = None
     if start.seats:
-        from rollart_hpc.weights.mpi import World
+        from rollart_hpc.weights.mpi import MpiWorld
 
-        world = World(start.incarnation, start.config.timeouts.start_s)
+        world = MpiWorld(start.incarnation, start.config.timeouts.start_s)
         start = seated(start, world.rank)
         log.info("rank %d of the %d relays of an MPI world, pid %d", world.rank, world.size, os.getpid())
     _run(start, world)
@@ -32,19 +32,19 @@ def main(start: Start) -> None:
         world.close()
 
 
-def _run(start: Start, world: World | None) -> None:
+def _run(start: Start, world: MpiWorld | None) -> None:
     from rollart_hpc.weights.relay import Relay
     from rollart_hpc.weights.store import NodeStore
 
     host = data_address(start)
     store = NodeStore(start.run.store_root, start.node)
     store.claim(start.incarnation)
-    link = connect(start, address=host)
+    link = connect(start)
     with Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
         relay = Relay(store, host, start.config.weights.deadline_s, link.send, tracer, world)
         try:
             _serve(link, relay, tracer)
-        except BaseException:  # the store stays: the relay that follows on this node goes on with it
+        except BaseException:  # keep the store: the next relay on this node continues with it
             link.close()
             relay.close()
             raise
@@ -53,8 +53,8 @@ def _run(start: Start, world: World | None) -> None:
 
 
 def _leave(relay: Relay, store: NodeStore, incarnation: str) -> None:
-    """The run is over. Free the memory at once, and again what a transfer in flight put there before it ended."""
-    is_mine = store.is_owned_by(incarnation)  # else a newer relay of this node lives on it
+    """The run is over. Free the memory at once, and again after transfers in flight have ended."""
+    is_mine = store.is_owned_by(incarnation)  # otherwise a newer relay of this node uses it
     if is_mine:
         store.remove()
     relay.close()

@@ -1,121 +1,13 @@
-"""A reward worker: scores transcripts with the tasks' stateless functions, one after the other.
-
-Any number of them may run, and any of them may die: a call that is not answered goes to another worker. A function
-that takes too long is interrupted; one that can't even be interrupted ends the process, which is then started again.
-"""
+"""A reward worker process: joins the run, scores, and leaves when it is stopped, idle or at its time limit."""
 
 from __future__ import annotations
 
-import faulthandler
-import logging
-import math
-import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from types import FrameType
-from typing import TYPE_CHECKING, Any
-
-import msgspec
-
-from rollart_hpc.errors import DETAIL_CHARS
 from rollart_hpc.roles.start import Start, connect, run_role
-
-if TYPE_CHECKING:
-    from rollart_hpc.config.schema import TaskConfig
-    from rollart_hpc.observe.trace import Tracer
-    from rollart_hpc.rewards.contract import Score
-    from rollart_hpc.types import Frame
-    from rollart_hpc.wire.link import Link
-    from rollart_hpc.wire.messages import Scored, ScoreFailed, ScoreWanted
-
-log = logging.getLogger("rollart_hpc.reward")
-
-
-class Overdue(Exception):
-    pass
-
-
-@contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Raise Overdue in the block after `seconds`; if it does not listen, dump stacks and exit after twice as long."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise Overdue(f"took longer than {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    faulthandler.dump_traceback_later(2 * seconds, exit=True)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        faulthandler.cancel_dump_traceback_later()
-        signal.signal(signal.SIGALRM, before)
-
-
-class Scorer:
-    """The reward functions of the run, each loaded at its first use."""
-
-    def __init__(self, tasks: Mapping[str, TaskConfig], timeout_s: float) -> None:
-        self._tasks = tasks
-        self._timeout_s = timeout_s
-        self._functions: dict[str, Callable[..., Score]] = {}
-        self._traced: set[tuple[str, str]] = set()  # task and exception of the tracebacks that were logged
-
-    def answer(self, wanted: ScoreWanted, frames: list[Frame]) -> Scored | ScoreFailed:
-        from rollart_hpc.wire.messages import Scored, ScoreFailed
-
-        start_s = time.monotonic()
-        try:
-            with limited(self._timeout_s):
-                score = self._score(wanted.task, frames[0])
-            reward = float(score.reward)
-            if not math.isfinite(reward):
-                raise ValueError(f"the reward is {reward}")
-        except Exception as error:  # foreign code: a failed call is data
-            reason = f"{type(error).__name__}: {error}"[:DETAIL_CHARS]
-            kind = wanted.task, type(error).__name__
-            log.warning("%s of task %s: %s", wanted.trajectory, wanted.task, reason, exc_info=kind not in self._traced)
-            self._traced.add(kind)
-            return ScoreFailed(wanted.trajectory, wanted.issue, reason)
-        return Scored(wanted.trajectory, wanted.issue, reward, bool(score.success), time.monotonic() - start_s)
-
-    def _score(self, task: str, transcript: Frame) -> Score:
-        from rollart_hpc.rewards.contract import Transcript
-
-        config = self._tasks[task]
-        if task not in self._functions:
-            from rollart_hpc.config.objects import resolve
-
-            self._functions[task] = resolve(config.reward)
-        params: dict[str, Any] = dict(config.reward_params)
-        return self._functions[task](msgspec.msgpack.decode(transcript, type=Transcript), **params)
-
-
-def serve(link: Link, scorer: Scorer, tracer: Tracer, idle_s: float = math.inf, live_s: float = math.inf) -> bool:
-    """Until it is told to stop, or (True) leaves: nothing to do for `idle_s`, or having lived for `live_s`."""
-    from rollart_hpc.wire.messages import ScoreWanted, Stop
-
-    end_s = time.monotonic() + live_s
-    while (left_s := min(idle_s, end_s - time.monotonic())) > 0:
-        received = link.recv(left_s if math.isfinite(left_s) else None)
-        if received is None:
-            break
-        message, frames = received
-        tracer.set_offset(link.clock_offset_s)
-        if isinstance(message, Stop):
-            return False
-        if isinstance(message, ScoreWanted):
-            with tracer.timed("reward", task=message.task):
-                answer = scorer.answer(message, frames)
-            link.send(answer)
-    log.info("leaving: nothing to do" if time.monotonic() < end_s else "leaving: time is up")
-    return True
 
 
 def main(start: Start) -> None:
     from rollart_hpc.observe.trace import Tracer
+    from rollart_hpc.rewards.service import Scorer, serve
 
     config = start.config
     link = connect(start, capacity=config.reward.slots)

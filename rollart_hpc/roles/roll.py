@@ -1,21 +1,23 @@
-"""Who came and went, over all controllers of a run. Owns the counts; is fed with the events of metrics.jsonl in order.
+"""Counts processes that joined, left and were lost, over all controllers of a run. Fed with metrics.jsonl's events.
 
-the controller ended the run    whoever was there has left in good order
-a controller after no such end  the one before it was lost, and so was all it had
-the supervisor                  outlives controllers: one that is there again was not lost
+the controller ended the run      all processes present have left
+a controller without such an end  the previous controller and all its processes were lost
+the supervisor                    outlives controllers: one that joins again was not lost
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-JOINED, LOST, LEFT = "worker_joined", "worker_lost", "worker_left"
-ENDS = ("finished", "drained", "failed")  # as the controller tells them
+from rollart_hpc.vocabulary import EventKind
+
+_GONE = (EventKind.WORKER_LOST, EventKind.WORKER_LEFT)
+_ENDS = tuple(kind for kind in EventKind if kind.ends_run)
 
 
 class Roll:
     def __init__(self) -> None:
-        self.joined: Counter[str] = Counter()  # by role, as all of these
+        self.joined: Counter[str] = Counter()  # by role, like all of these
         self.lost: Counter[str] = Counter()
         self.left: Counter[str] = Counter()
         self._present: Counter[str] = Counter()
@@ -23,12 +25,12 @@ class Roll:
         self._supervisor = ""
 
     def see(self, what: str, role: str, detail: str) -> None:
-        if what == JOINED:
+        if what == EventKind.WORKER_JOINED:
             self._join(role, detail)
-        elif what in (LOST, LEFT) and self._present[role]:
+        elif what in _GONE and self._present[role]:
             self._present[role] -= 1
-            (self.lost if what == LOST else self.left)[role] += 1
-        elif what in ENDS:
+            (self.lost if what == EventKind.WORKER_LOST else self.left)[role] += 1
+        elif what in _ENDS:
             self._has_ended = True
 
     def _join(self, role: str, detail: str) -> None:

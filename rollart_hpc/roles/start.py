@@ -1,4 +1,4 @@
-"""How every role begins and ends: arguments, logging, stack dumps, link to the controller, exit codes.
+"""The start and end of every role: arguments, logging, stack dumps, link to the controller, exit codes.
 
     def main(start: Start) -> None:
         from rollart_hpc.engines... import ...      # heavy imports late
@@ -26,25 +26,19 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
 from rollart_hpc import __version__
-from rollart_hpc.config.process import (
-    EXIT_LINK_LOST,
-    LOG_FORMAT,
-    LOG_TIME_FORMAT,
-    end_with_parent,
-    seat_incarnation,
-    stay_if_told,
-    stay_offline,
-)
 from rollart_hpc.config.resolved import read_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import RollartError, SiteError
 from rollart_hpc.files import FILE_MODE, read_json
+from rollart_hpc.processes.lifetime import end_with_parent, seat_incarnation, stay_if_told, stay_offline
+from rollart_hpc.processes.logs import LOG_FORMAT, LOG_TIME_FORMAT
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Role
+from rollart_hpc.vocabulary import ExitCode
 
 if TYPE_CHECKING:
     from rollart_hpc.wire.link import Link
@@ -55,16 +49,16 @@ log = logging.getLogger("rollart_hpc.start")
 
 @dataclass(frozen=True)
 class Seat:
-    """What a rank of an MPI world stands for."""
+    """The process that a rank of an MPI world is."""
 
     name: str
     node: str
-    host: str = ""  # where it was started, if the launcher numbers ranks in an order of its own
+    host: str = ""  # host it runs on, set if the launcher numbers ranks in its own order
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a process knows when it begins."""
+    """Everything a process knows when it starts."""
 
     role: Role
     run: RunDir
@@ -77,19 +71,19 @@ class Start:
     rank: int
     ranks: int
     incarnation: str
-    checkpoint: Path | None = None  # committed checkpoint to begin from; None = base model
-    idle_s: float = math.inf  # a worker that had nothing to do for so long leaves
-    live_s: float = math.inf  # it leaves after so long in any case
+    checkpoint: Path | None = None  # committed checkpoint to start from; None = base model
+    idle_s: float = math.inf  # leave after this many seconds without work
+    live_s: float = math.inf  # leave after this many seconds in any case
     ready_fd: int | None = None  # controller: where to write its address once it listens
     control: str = "lo"  # controller: interface or network it listens on; "" = the host's own
-    ports: str = ""  # controller: the range it may use, e.g. 40000-40100
-    stays: bool = False  # SIGTERM does not end it, but is passed on to the supervisor
+    ports: str = ""  # controller: range of ports it may use, e.g. 40000-40100
+    stays: bool = False  # SIGTERM does not end the process, but is reported to the supervisor
     data: str | None = None  # interface or network of the data plane; None = the one that reaches the controller
-    seats: tuple[Seat, ...] = ()  # of an MPI world: who its ranks are
+    seats: tuple[Seat, ...] = ()  # the processes of an MPI world, one per rank
 
 
 def parse(role: Role, arguments: list[str] | None = None) -> Start:
-    """Read the command line and the run directory, and set up logging, stack dumps and the tie to the parent."""
+    """Read the command line and the run directory; set up logging, stack dumps and the exit with the parent."""
     args = _parser(role).parse_args(arguments)
     _log_to_stderr(args.name)
     faulthandler.enable()
@@ -129,8 +123,8 @@ def _seats(seats: str, hosts: str) -> tuple[Seat, ...]:
 
 
 def seated(start: Start, rank: int) -> Start:
-    """Who this rank of a world is, by the list that all ranks were given. From here on it has a log of its own."""
-    host = os.environ.get("SLURMD_NODENAME", "")  # one of the variables that are right in every component
+    """The Start of this rank of a world, from the list that all ranks get. Redirects output to the rank's own log."""
+    host = os.environ.get("SLURMD_NODENAME", "")  # correct in every component of a job, unlike many variables
     index = next((i for i, seat in enumerate(start.seats) if seat.host and seat.host == host), rank)
     seat = start.seats[index]
     output = os.open(start.run.log(start.attempt, seat.name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
@@ -146,21 +140,21 @@ def _parser(role: Role) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m rollart_hpc.roles.{role}", allow_abbrev=False)
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--name", default=role, help="unique in the run")
-    parser.add_argument("--attempt", type=int, default=0, help="0 = the newest one")
-    parser.add_argument("--incarnation", default="", help="differs for every start; made up if not given")
+    parser.add_argument("--attempt", type=int, default=0, help="0 = the newest attempt")
+    parser.add_argument("--incarnation", default="", help="unique id of this start; default: random")
     parser.add_argument("--address", default="", help="tcp://HOST:PORT of the controller")
     parser.add_argument("--node", default=socket.gethostname())
     parser.add_argument("--pool", default="", help="hardware class of an engine")
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--checkpoint", type=Path, default=None)
-    parser.add_argument("--idle-s", type=float, default=math.inf, help="leave after so long with nothing to do")
-    parser.add_argument("--live-s", type=float, default=math.inf, help="leave after so long in any case")
+    parser.add_argument("--idle-s", type=float, default=math.inf, help="leave after this many seconds without work")
+    parser.add_argument("--live-s", type=float, default=math.inf, help="leave after this many seconds in any case")
     parser.add_argument("--ready-fd", type=int, default=None)
     parser.add_argument("--control", default="lo", help="interface or network the controller listens on")
     parser.add_argument("--ports", default="", help="ports the controller may use; empty = any free one")
     parser.add_argument("--data", default=None, help="interface or network of the data plane")
-    parser.add_argument("--hosts", default="", help="HOST,... of these ranks; empty: they are numbered as listed")
+    parser.add_argument("--hosts", default="", help="HOST,... of --seats; empty: ranks are in the order listed")
     parser.add_argument("--seats", default="", help="NAME@NODE,... of the ranks of an MPI world")
     return parser
 
@@ -171,20 +165,20 @@ def _log_to_stderr(name: str) -> None:
 
 
 def find_address(start: Start) -> str:
-    """The controller's address: from the command line, else from the file it wrote for late joiners."""
+    """The controller's address: from the command line, else from the file for late joiners."""
     if start.address:
         return start.address
     content = read_json(start.run.controller(start.attempt))
     if not content:
         raise SiteError(
             f"attempt {start.attempt} of {start.run.path} has no controller address yet",
-            f"is it running? See: rollart-hpc status {start.run.path}",
+            f"check that it is running: rollart-hpc status {start.run.path}",
         )
     return str(content["address"])
 
 
 def data_address(start: Start) -> str:
-    """Where this process's data plane (weights, collectives) binds to and is reached."""
+    """The address of this process's data plane (weights, collectives)."""
     from rollart_hpc.wire.interfaces import address_facing, address_of
 
     if start.data is not None:
@@ -193,8 +187,16 @@ def data_address(start: Start) -> str:
     return address_facing(controller.hostname or "", controller.port or 0)
 
 
-def connect(start: Start, *, capacity: int = 0, **hello: Any) -> Link:
-    """Say Hello to the controller and wait for its Welcome. `hello`: further fields of `messages.Hello`."""
+def connect(
+    start: Start,
+    *,
+    capacity: int = 0,
+    version: int = -1,
+    num_ranks: int = 1,
+    kv_tokens: int = 0,
+    speed: float = 1.0,
+) -> Link:
+    """Say Hello to the controller and wait for its Welcome."""
     from rollart_hpc.wire import keys
     from rollart_hpc.wire.link import Link
     from rollart_hpc.wire.messages import Hello, Warned
@@ -209,28 +211,31 @@ def connect(start: Start, *, capacity: int = 0, **hello: Any) -> Link:
         attempt=start.attempt,
         incarnation=start.incarnation,
         pid=os.getpid(),
-        **hello,
+        version=version,
+        num_ranks=num_ranks,
+        kv_tokens=kv_tokens,
+        speed=speed,
     )
     link = Link(find_address(start), keys.load_client(start.run.keys(start.attempt)), message)
     if start.stays and threading.current_thread() is threading.main_thread():
-        # Before it preempts a job Slurm signals the steps, but not the batch script: the supervisor hears it from us.
+        # Before preempting a job Slurm signals the steps but not the batch script, so we tell the supervisor.
         signal.signal(signal.SIGTERM, lambda *_: link.send(Warned(start.name)))
     return link
 
 
 def run_role(role: Role, main: Callable[[Start], int | None]) -> NoReturn:
-    """Parse, run `main`, turn its end into an exit code. Known errors are one log line, not a traceback."""
+    """Parse, run `main`, exit with a code. Known errors are one log line, not a traceback."""
     try:
-        code = main(parse(role)) or 0
+        code = main(parse(role)) or ExitCode.OK
     except RollartError as error:
         log.error("%s", error)
-        code = EXIT_LINK_LOST if _is_link_closed(error) else error.exit_code
+        code = ExitCode.LINK_LOST if _is_link_closed(error) else error.exit_code
     except KeyboardInterrupt:
         log.info("interrupted")
-        code = 130
+        code = ExitCode.INTERRUPTED
     except Exception as error:
-        log.exception("this process ends: %s", type(error).__name__)
-        code = 1
+        log.exception("this process failed with %s", type(error).__name__)
+        code = ExitCode.CRASHED
     logging.shutdown()
     sys.exit(code)
 

@@ -1,4 +1,4 @@
-"""A rank of the trainer: meets the others, loads the weights, joins, and trains what the controller sends."""
+"""A rank of the trainer: meets the others, loads the weights, joins the run, and trains on what it receives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def main(start: Start) -> None:
         if start.checkpoint is not None:
             trainer.load(start.checkpoint / PART)
         is_leader = start.rank == 0
-        link = connect(start, capacity=int(is_leader), version=trainer.version, digest=trainer.digest, address=host)
+        link = connect(start, capacity=int(is_leader), version=trainer.version)
         publisher = make_publisher(start, host, link, world)
         try:
             if is_leader:
@@ -39,7 +39,7 @@ def main(start: Start) -> None:
         finally:
             link.close()
     world.close()
-    if publisher.is_sending():  # to engines that stopped too; gloo can't be interrupted, and nobody waits for it
+    if publisher.is_sending():  # to engines that have stopped too; gloo can't be interrupted
         logging.shutdown()
         os._exit(0)
 

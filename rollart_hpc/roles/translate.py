@@ -1,4 +1,4 @@
-"""Messages into events and commands into messages. Owns the mapping; decides nothing."""
+"""Translates messages to events and commands to messages. Owns the mapping; decides nothing."""
 
 from __future__ import annotations
 
@@ -6,16 +6,31 @@ import struct
 
 from rollart_hpc.flow import events as ev
 from rollart_hpc.types import Frame, WeightsId
+from rollart_hpc.vocabulary import DONE, DropReason
 from rollart_hpc.wire import messages as ms
 
 
 def _generated(m: ms.Generated, frames: list[Frame]) -> ev.Event:
-    """The versions frame is peeked at for its first and last entry: that is all the core needs of it."""
+    """Reads only the first and last entry of the versions frame: the core needs no more."""
     ids, logprobs, versions = (memoryview(frame) for frame in frames)
     if not ids.nbytes == logprobs.nbytes == versions.nbytes or versions.nbytes % 4:
-        raise ValueError("ids, logprobs and versions differ in length")
+        raise ValueError("ids, logprobs and versions have different lengths")
     first, last = (_int32(versions[:4]), _int32(versions[-4:])) if versions.nbytes else (-1, -1)
     return ev.Generated(m.request, first, last, m.num_prefill_tokens, m.num_decode_tokens)
+
+
+def _prompt_tokens(m: ms.TurnWanted, frames: list[Frame]) -> int:
+    new = memoryview(frames[0]).nbytes // 4
+    return new if m.full else m.prefix_tokens + new
+
+
+def _ended(m: ms.Ended) -> ev.Event:
+    """An unknown reason still ends the trajectory: if we refused the message, its slot would never be free again."""
+    if m.status == DONE:
+        return ev.Ended(m.trajectory, m.issue, None, m.num_turns)
+    failure = DropReason.of(m.status)
+    detail = f"{m.status}: {m.detail}" if failure is DropReason.UNKNOWN_REASON else m.detail
+    return ev.Ended(m.trajectory, m.issue, failure, m.num_turns, detail)
 
 
 def _int32(four: memoryview) -> int:
@@ -23,10 +38,10 @@ def _int32(four: memoryview) -> int:
 
 
 def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | None:  # noqa: PLR0912 - one line each
-    """The event that a worker's message stands for; None if it is none (a heartbeat, say)."""
+    """The event of a worker's message; None if it has none (a heartbeat, for example)."""
     match m:
         case ms.TurnWanted():
-            return ev.TurnWanted(m.trajectory, m.issue, m.turn)
+            return ev.TurnWanted(m.trajectory, m.issue, m.turn, _prompt_tokens(m, frames), m.max_new_tokens)
         case ms.Generated():
             return _generated(m, frames)
         case ms.Prefilled():
@@ -34,9 +49,9 @@ def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | Non
         case ms.PrefixMissing():
             return ev.PrefixMissing(m.request)
         case ms.Ended():
-            return ev.Ended(m.trajectory, m.issue, m.status, m.num_turns, m.num_tokens, m.detail)
+            return _ended(m)
         case ms.Scored():
-            return ev.Scored(m.trajectory, m.issue, m.reward, m.success, m.seconds)
+            return ev.Scored(m.trajectory, m.issue, m.reward, m.success)
         case ms.ScoreFailed():
             return ev.ScoreFailed(m.trajectory, m.issue, name, m.reason)
         case ms.BatchWanted():
@@ -68,7 +83,7 @@ def message_of(c: ev.Command) -> tuple[str, ms.Message] | None:
     """Receiver and message of a command that carries no payload; None if it needs more than a message."""
     match c:
         case ev.Play():
-            return c.worker, ms.Play(c.trajectory, c.issue, c.task, c.seed, c.sample_seed, c.temperature, c.purpose)
+            return c.worker, ms.Play(c.trajectory, c.issue, c.task, c.seed, c.sample_seed)
         case ev.CancelPlay():
             return c.worker, ms.Cancel(c.trajectory, c.issue, c.reason)
         case ev.AskAgain():

@@ -1,8 +1,8 @@
-"""A role that waits for its orders: it imports what takes seconds, then reads its arguments from standard input.
+"""A role started in advance: it imports the slow modules, then reads its arguments from standard input.
 
     python -m rollart_hpc.roles.warm engine.torch  <  ["--run-dir", "...", "--name", "engine-compute-0", ...]
 
-Started on the nodes of a job while its base model is made. Input that ends without a line means that it is not needed.
+Started on the nodes of a job while its base model is made. If the input ends without a line, the role is not needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A cluster in virtual time around the real core. Owns simulated workers and the event queue.
+"""Simulates a cluster in virtual time around the real core. Owns the simulated workers and the event queue.
 
-Every command of the core is answered by events after a simulated duration; workers can die, come
-back and answer too late. The same core runs on the cluster: what holds here holds there.
+Every command of the core is answered by events after a simulated duration. Workers can die, come back and answer too
+late. A real run uses the same core.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from typing import Any
 
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
-from rollart_hpc.flow.policy import Policy
+from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.types import Role, WeightsId
+from rollart_hpc.vocabulary import DropReason
 
 TICK_S = 0.2
+PROMPT_TOKENS, ANSWER_TOKENS = 10, 5
 
 
 @dataclass
@@ -37,13 +39,15 @@ class Durations:
 
 @dataclass
 class Member:
-    """A simulated process. `life` tells its incarnations apart: answers of an earlier one come from a zombie."""
+    """A simulated process. `life` numbers its incarnations: an answer of an earlier one comes from a dead process."""
 
     name: str
     role: Role
     node: str = "n0"
     pool: str = ""
     capacity: int = 8
+    kv_tokens: int = 0
+    speed: float = 1.0
     is_alive: bool = False
     life: int = 0
     installed: WeightsId | None = None
@@ -61,7 +65,7 @@ class LedgerLine:
 
 @dataclass
 class World:
-    policy: Policy
+    rules: FlowRules
     members: list[Member]
     seed: int = 0
     durations: Durations = field(default_factory=Durations)
@@ -70,7 +74,7 @@ class World:
         self.random = random.Random(self.seed)
         self.now = 0.0
         self.attempt = 1
-        self.core = Core(self.policy, self.attempt)
+        self.core = Core(self.rules, self.attempt)
         self.by_name = {m.name: m for m in self.members}
         self.checkpoint: dict[str, Any] | None = None
         self.snapshots: dict[int, dict[str, Any]] = {}
@@ -91,7 +95,7 @@ class World:
         heapq.heappush(self._queue, (self.now + delay_s, self._serial, action))
 
     def run(self, until_s: float) -> str:
-        """Play until the run ends or virtual time is over; returns how it ended ("" = not yet)."""
+        """Simulate until the run ends, or until `until_s`. Returns how it ended ("" = not yet)."""
         self.after(0.0, self._tick)
         while self._queue and not self.ended:
             when, _, action = heapq.heappop(self._queue)
@@ -115,13 +119,14 @@ class World:
         attempt, version = self.attempt, -1
         if member.role == "trainer":
             version = self.weights.version
-        self.feed(ev.Joined(name, member.role, member.node, member.pool, member.capacity, attempt, version))
+        place = member.node, member.pool, member.capacity
+        self.feed(ev.Joined(name, member.role, *place, attempt, version, 1, member.kv_tokens, member.speed))
         if member.role == "trainer":
             self._answer(member, 0.05, ev.Published(self.weights))
             self._answer(member, 0.06, ev.BatchWanted(self.weights.version))
 
     def kill(self, name: str, back_after_s: float) -> None:
-        """SIGKILL. A dead trainer comes back, restored, as a new attempt."""
+        """SIGKILL. A dead trainer comes back as a new attempt, restored from the newest checkpoint."""
         member = self.by_name[name]
         if not member.is_alive or self.ended:
             return
@@ -134,18 +139,18 @@ class World:
         self.after(back_after_s, lambda: self.start(name))
 
     def reconnect(self, name: str) -> None:
-        """Its connection broke: it is lost and joins at once, as a new life that dropped all it had."""
+        """Its connection broke: it is lost, dropped all its work, and joins again at once as a new life."""
         member = self.by_name[name]
         if member.is_alive and member.role != "trainer" and not self.ended:
             member.is_alive = False
             self.start(name)
 
     def kill_controller(self) -> None:
-        """Everything is started again as a new attempt from the last committed checkpoint."""
+        """Everything restarts as a new attempt from the last committed checkpoint."""
         self.attempt += 1
         version = self.checkpoint["version"] if self.checkpoint else 0
         self.weights = WeightsId(self.attempt, version)
-        self.core = Core(self.policy, self.attempt, self.checkpoint)
+        self.core = Core(self.rules, self.attempt, self.checkpoint)
         for member in self.members:
             member.is_alive = False
             self.after(self.random.uniform(0.01, 0.5), partial(self.start, member.name))
@@ -156,13 +161,13 @@ class World:
         if self.ended:
             return
         self.events += 1
-        for command in self.core.handle(event):
+        for command in self.core.settle(event):
             self._carry_out(command)
         for check in self.checks:
             check(self, event)
 
     def _answer(self, member: Member, delay_s: float, event: ev.Event) -> None:
-        """From this life of the member; after its death some answers still arrive, late."""
+        """Answer from the current life of the member. After its death some answers still arrive, late."""
         life, attempt = member.life, self.attempt
         is_zombie_heard = self.random.random() < 0.3
 
@@ -185,13 +190,17 @@ class World:
         self._turns_left[play] = self.durations.turns(self.random)
         delay_s = self.durations.reset(self.random)
         if self.random.random() < self.durations.failure_rate:
-            self._answer(member, delay_s, ev.Ended(c.trajectory, c.issue, "reset_failed"))
+            self._answer(member, delay_s, ev.Ended(c.trajectory, c.issue, DropReason.RESET_FAILED))
         else:
-            self._answer(member, delay_s, ev.TurnWanted(c.trajectory, c.issue, 0))
+            self._answer(member, delay_s, self._wanted(c.trajectory, c.issue, 0))
+
+    def _wanted(self, trajectory: str, issue: int, turn: int) -> ev.TurnWanted:
+        """Each turn adds as many tokens as the engine reports for the turn before."""
+        return ev.TurnWanted(trajectory, issue, turn, PROMPT_TOKENS * (turn + 1), ANSWER_TOKENS)
 
     def _do_AskAgain(self, c: ev.AskAgain) -> None:
         if c.worker in self.by_name:
-            self._answer(self.by_name[c.worker], 0.001, ev.TurnWanted(c.trajectory, c.issue, c.turn))
+            self._answer(self.by_name[c.worker], 0.001, self._wanted(c.trajectory, c.issue, c.turn))
 
     def _do_Generate(self, c: ev.Generate) -> None:
         engine = self.by_name[c.engine]
@@ -204,24 +213,25 @@ class World:
                 if self.random.random() < 0.02:
                     self.feed(ev.PrefixMissing(c.request))
                 elif c.prefill_only:
-                    self.feed(ev.Prefilled(c.request, f"{first}", 10))
+                    self.feed(ev.Prefilled(c.request, f"{first}", PROMPT_TOKENS))
                 else:
-                    self.feed(ev.Generated(c.request, first, max(first, engine.installed.version), 10, 5))
+                    newest = max(first, engine.installed.version)
+                    self.feed(ev.Generated(c.request, first, newest, PROMPT_TOKENS, ANSWER_TOKENS))
 
-        self.after(self.durations.generate(self.random), finish)
+        self.after(self.durations.generate(self.random) / engine.speed, finish)
 
     def _do_Deliver(self, c: ev.Deliver) -> None:
-        trajectory = self.core.plays.all[c.trajectory]
+        trajectory = self.core.trajectories.all[c.trajectory]
         member, play = self.by_name[c.worker], (c.trajectory, trajectory.issue)
         self._turns_left[play] -= 1
         delay_s = self.durations.turn(self.random)
         turn = trajectory.turn + 1
         if self.random.random() < self.durations.failure_rate:
-            self._answer(member, delay_s, ev.Ended(c.trajectory, trajectory.issue, "env_crashed"))
+            self._answer(member, delay_s, ev.Ended(c.trajectory, trajectory.issue, DropReason.ENV_CRASHED))
         elif self._turns_left[play] > 0:
-            self._answer(member, delay_s, ev.TurnWanted(c.trajectory, trajectory.issue, turn))
+            self._answer(member, delay_s, self._wanted(c.trajectory, trajectory.issue, turn))
         else:
-            self._answer(member, delay_s, ev.Ended(c.trajectory, trajectory.issue, "done", turn))
+            self._answer(member, delay_s, ev.Ended(c.trajectory, trajectory.issue, None, turn))
 
     def _do_Score(self, c: ev.Score) -> None:
         member, delay_s = self.by_name[c.worker], self.durations.score(self.random)
@@ -232,10 +242,9 @@ class World:
             self._answer(member, delay_s, ev.Scored(c.trajectory, c.issue, reward, reward > 0))
 
     def _do_SendChunk(self, c: ev.SendChunk) -> None:
-        groups = [self.core.groups[number] for number in c.groups]
-        for group in groups:
-            assert group.complete and len(group.members) == self.policy.group_size, "only whole groups train"
-            assert group.version is not None and group.version >= c.step - self.policy.alpha, "too stale to train"
+        for group in c.groups:
+            assert group.complete and len(group.members) == self.rules.group_size, "only whole groups train"
+            assert group.version is not None and group.version >= c.step - self.rules.alpha, "too stale to train"
         if not c.last:
             return
         trainer = self.by_name[c.trainer]

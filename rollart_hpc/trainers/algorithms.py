@@ -1,4 +1,4 @@
-"""What is optimised, as pure functions. Owns advantages, token losses and how they add up; knows no model and no rank.
+"""The objective, as pure functions. Owns advantages, token losses and how they are summed; knows no model and no rank.
 
 A step's loss is  sum over sampled tokens of  weight(t) * loss(t),  divided once by the step's total:
 
@@ -7,13 +7,13 @@ A step's loss is  sum over sampled tokens of  weight(t) * loss(t),  divided once
     sample_mean   1 / sampled tokens of its sample  samples
     sample_sum    1                               samples
 
-Because it is a sum, it may be taken in any number of pieces (micro-batches, chunks, ranks).
+Because it is a sum, it can be computed in any number of pieces (micro-batches, chunks, ranks).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,15 +22,7 @@ from numpy.typing import NDArray
 from rollart_hpc.config.schema import AlgorithmConfig, TrainerConfig
 from rollart_hpc.types import Sample, TrainGroup
 
-Scope = Literal["group", "batch"]
-
 _STD_FLOOR = 1e-6
-SCOPES: dict[str, Scope] = {"grpo": "group", "reinforce": "batch"}
-
-
-def scope(estimator: str) -> Scope:
-    """`group`: advantages need their group only; `batch`: all groups of the step, so nothing can be streamed."""
-    return SCOPES[estimator]
 
 
 # --- advantages ------------------------------------------------------------------------------
@@ -50,8 +42,8 @@ def reinforce_advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def assign_advantages(groups: Sequence[TrainGroup], algorithm: AlgorithmConfig) -> None:
-    """Give every sample its trajectory's advantage. `groups` is one chunk, or the whole batch for a `batch` scope."""
-    if scope(algorithm.estimator) == "batch":
+    """Give every sample its trajectory's advantage. `groups`: a chunk, or the whole batch if the algorithm needs it."""
+    if algorithm.needs_whole_batch:
         samples = [sample for group in groups for sample in group.samples]
         rewards = trajectory_rewards(samples)
         _give(samples, rewards, reinforce_advantages(_values(rewards)))
@@ -62,7 +54,7 @@ def assign_advantages(groups: Sequence[TrainGroup], algorithm: AlgorithmConfig) 
 
 
 def trajectory_rewards(samples: Sequence[Sample]) -> dict[str, float]:
-    """A trajectory of several samples counts once."""
+    """Rewards by trajectory: one with several samples counts once."""
     return {sample.trajectory: sample.reward for sample in samples}
 
 
@@ -80,7 +72,7 @@ def _give(samples: Sequence[Sample], rewards: dict[str, float], advantages: NDAr
 
 
 class TokenLoss(NamedTuple):
-    """All of one shape: a value per sampled token. `ratio` and `is_clipped` carry no gradient."""
+    """One value per sampled token in each tensor. `ratio` and `is_clipped` carry no gradient."""
 
     loss: torch.Tensor
     ratio: torch.Tensor  # new / behaviour
@@ -96,9 +88,9 @@ def policy_loss(
     clip_high: float,
     proximal: torch.Tensor | None = None,
 ) -> TokenLoss:
-    """PPO's clipped loss against the log-probs that the tokens were sampled with.
+    """PPO's clipped loss, relative to the log-probs with which the tokens were sampled.
 
-    With `proximal` (decoupled, as in AReaL) the trust region lies around the proximal policy and each token is
+    With `proximal` (decoupled, as in AReaL) the trust region is around the proximal policy and each token is
     weighted by proximal / behaviour, so that old data is corrected but not clipped away.
     """
     anchor = behaviour if proximal is None else proximal
@@ -113,7 +105,7 @@ def policy_loss(
 
 
 class TokenTerms(NamedTuple):
-    """What a token's loss is made of. `entropy` and `kl` are None if the algorithm does without."""
+    """The terms of a token's loss. `entropy` and `kl` are None if the algorithm does not use them."""
 
     loss: torch.Tensor
     policy: TokenLoss
@@ -130,8 +122,8 @@ def token_terms(
     entropy: torch.Tensor | None,
     reference: torch.Tensor | None,
 ) -> TokenTerms:
-    """`new` are the sampled tokens' log-probs under the current policy, `entropy` those of its distributions there."""
-    # One update per batch: the proximal policy is the one that is being updated, before the update.
+    """`new`: log-probs of the sampled tokens under the current policy; `entropy`: entropies of its distributions."""
+    # One update per batch: the proximal policy is the current policy before the update.
     proximal = new.detach() if algorithm.decoupled else None
     policy = policy_loss(
         new, behaviour, advantages, clip_low=algorithm.clip_low, clip_high=algorithm.clip_high, proximal=proximal
@@ -146,7 +138,7 @@ def token_terms(
 
 
 def k3_kl(new: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """KL(new || other) per token, estimated from the token sampled: never negative, low variance."""
+    """KL(new || other) per token, estimated from the sampled token: never negative, low variance."""
     gap = other - new
     return torch.expm1(gap) - gap
 
@@ -160,12 +152,12 @@ def entropy_of(logprobs: torch.Tensor) -> torch.Tensor:
 
 
 def token_weight(aggregation: str, num_sampled_tokens: int) -> float:
-    """Weight of each token of a sample with so many sampled ones."""
+    """The weight of each token in a sample with this many sampled tokens."""
     return 1.0 / num_sampled_tokens if aggregation == "sample_mean" else 1.0
 
 
 def step_total(aggregation: str, num_tokens: int, num_samples: int) -> int:
-    """What the summed losses of a step are divided by. A step without a token divides nothing by one."""
+    """The divisor of a step's summed losses; 1 for a step without tokens."""
     return max(1, num_tokens if aggregation == "token_mean" else num_samples)
 
 
@@ -173,7 +165,7 @@ def step_total(aggregation: str, num_tokens: int, num_samples: int) -> int:
 
 
 def learning_rate(trainer: TrainerConfig, step: int, num_steps: int) -> float:
-    """Of the step `step` -> `step + 1`: linear warm-up, then constant, linear or cosine down to min_lr_ratio."""
+    """For the step `step` -> `step + 1`: linear warm-up, then constant, linear or cosine decay to min_lr_ratio."""
     if step < trainer.warmup_steps:
         return trainer.lr * (step + 1) / trainer.warmup_steps
     if trainer.schedule == "constant":

@@ -1,8 +1,8 @@
-"""Attention of a packed micro-batch: every sample sees itself only. Owns one attention function for transformers.
+"""Attention of a packed micro-batch: every sample sees only itself. Owns one attention function for transformers.
 
-Each sample gets a causal kernel call of its own, so nothing is computed for pairs of tokens of different samples and
-nothing is padded. A dense block-diagonal mask (what transformers makes of packed `position_ids`) computes them all:
-with samples of 300 tokens in micro-batches of 2,048, a whole step on CPU takes 2.3 times as long.
+Each sample has its own causal kernel call, so nothing is computed for pairs of tokens from different samples and
+nothing is padded. A dense block-diagonal mask (transformers' way for packed `position_ids`) computes all pairs: with
+samples of 300 tokens in micro-batches of 2,048, a whole step on CPU takes 2.3 times as long.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from rollart_hpc.errors import SiteError
 
 NAME = "rollart_packed"
-_UNSUPPORTED = ("softcap", "s_aux", "position_bias")  # would change what is computed: never ignore them
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias")  # they change the result, so they must not be ignored
 
 
 def packed_attention(
@@ -31,10 +31,11 @@ def packed_attention(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query, key, value: [1, heads, tokens, head_dim]; the samples lie one after the other along `tokens`."""
+    """query, key, value: [1, heads, tokens, head_dim]; the samples are concatenated along `tokens`."""
     unknown = [name for name in _UNSUPPORTED if others.get(name) is not None]
     if unknown:
-        raise SiteError(f"{type(module).__name__} needs {', '.join(unknown)}, which can't be trained", "see model.path")
+        what = f"{type(module).__name__} needs {', '.join(unknown)}, which this trainer does not support"
+        raise SiteError(what, "choose another model in model.path")
     parts = zip(query.split(sample_lengths, 2), key.split(sample_lengths, 2), value.split(sample_lengths, 2))
     done = [attend(q, k, v, scaling, sliding_window) for q, k, v in parts]
     return torch.cat(done, dim=2).transpose(1, 2), None
@@ -57,7 +58,7 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 
 def register() -> str:
-    """Make the function known to transformers; returns its `attn_implementation`."""
+    """Register the function with transformers; returns its `attn_implementation`."""
     AttentionInterface.register(NAME, packed_attention)
     AttentionMaskInterface.register(NAME, _no_mask)
     return NAME

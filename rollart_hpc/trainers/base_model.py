@@ -1,7 +1,7 @@
-"""The tiny base model that a run makes itself: knows the form of the tasks' answers, none of their solutions.
+"""Makes the tiny base model of a run: it knows the format of the tasks' answers, but no solutions.
 
-Owns a word-level tokenizer over the tasks' own words, a chat template, a two-layer Qwen3, and a short training on
-plays whose answers are legal but random, on training seeds only. An environment takes part by its
+Owns a word-level tokenizer over the tasks' words, a chat template, a two-layer Qwen3, and a short training on
+trajectories with legal but random answers, on training seeds only. An environment provides the answers with
 `legal_answer(rng)` (`envs.contract.HasFormat`).
 """
 
@@ -20,33 +20,34 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from rollart_hpc.backends.registry import find
 from rollart_hpc.config.callables import FORMAT, lacks_format
 from rollart_hpc.config.objects import resolve
 from rollart_hpc.config.resolved import read_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import TaskConfig
 from rollart_hpc.errors import UserError
+from rollart_hpc.rundir import RunDir
 
 PAD, UNKNOWN, END, USER, ASSISTANT = SPECIAL = ("<pad>", "<unk>", "<|end|>", "<|user|>", "<|assistant|>")
 PAD_ID, END_ID = SPECIAL.index(PAD), SPECIAL.index(END)
-# A turn only adds text, and what it adds to an answer begins with the very token that the policy ended it with.
+# A turn only appends text, and what follows an answer starts with the token that ended the answer.
 TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|> ' + message['content'] + '<|end|> ' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|> ' }}{% endif %}"
 )
 MAX_LENGTH = 512
-WIDTH, HEAD_DIM, VLLM_HEAD_DIM = 64, 16, 32  # vLLM's CPU kernels know no smaller head than 32
-MAX_TURNS = 64  # of a play: an environment may leave its end to the task's max_turns
+WIDTH, HEAD_DIM = 64, 16
+MAX_TURNS = 64  # per trajectory: an environment may rely on the task's max_turns to end
 NUM_VOCABULARY_PLAYS = 200
 STEPS, LEARNING_RATE, WARMUP_STEPS = 500, 3e-3, 20
-TOKENS_PER_TASK = 800  # of a step, about
-OBSERVED_WEIGHT = 0.3  # of an observed token's loss, relative to an answered one
+TOKENS_PER_TASK = 800  # approximately, per step
+OBSERVED_WEIGHT = 0.3  # loss weight of an observed token, relative to an answered one
 IGNORED, OBSERVED, ANSWERED = range(3)
 
 
-class Play(NamedTuple):
+class Example(NamedTuple):
     ids: list[int]
-    kinds: list[int]  # of each token: IGNORED, OBSERVED or ANSWERED
+    kinds: list[int]  # for each token: IGNORED, OBSERVED or ANSWERED
 
 
 def make_tiny_model(
@@ -57,7 +58,7 @@ def make_tiny_model(
     log: Callable[[str], None] = print,
     head_dim: int = HEAD_DIM,
 ) -> None:
-    """Fill `directory` with a Hugging Face model. The number of steps, not the clock, says how much it learns."""
+    """Write a Hugging Face model to `directory`. It trains for a number of steps, not for a time."""
     torch.manual_seed(seed)
     torch.set_flush_denormal(True)
     tokenizer = _make_tokenizer(environments)
@@ -82,8 +83,8 @@ def _make_tokenizer(environments: Sequence[Any]) -> Tokenizer:
 
 
 def _make_model(vocabulary: int, head_dim: int) -> Qwen3ForCausalLM:
-    """At this width the usual initializer_range of 0.02 leaves attention idle for hundreds of steps."""
-    num_heads = WIDTH // head_dim
+    """At this width, attention learns nothing for hundreds of steps with the usual initializer_range of 0.02."""
+    num_heads = max(1, WIDTH // head_dim)
     config = Qwen3Config(
         vocab_size=vocabulary, hidden_size=WIDTH, intermediate_size=192, num_hidden_layers=2, head_dim=head_dim,
         num_attention_heads=num_heads, num_key_value_heads=num_heads, max_position_embeddings=MAX_LENGTH,
@@ -94,7 +95,7 @@ def _make_model(vocabulary: int, head_dim: int) -> Qwen3ForCausalLM:
 
 
 def _training_seed(number: int) -> int:
-    """Even: odd seeds are those of validation, and nothing the model has seen may be one of them."""
+    """Even: odd seeds are for validation, and the model must never have seen one of them."""
     return 2 * number
 
 
@@ -110,21 +111,21 @@ def _play(env: Any, seed: int, rng: random.Random) -> list[tuple[str, str]]:
     return turns
 
 
-def _tokens(turns: list[tuple[str, str]], tokenizer: Tokenizer) -> Play:
-    play = Play([], [])
+def _tokens(turns: list[tuple[str, str]], tokenizer: Tokenizer) -> Example:
+    play = Example([], [])
     for number, (observation, answer) in enumerate(turns):
-        # Nothing before the first observation tells what it will be.
+        # The first observation can't be predicted: nothing comes before it.
         observed = (f"{USER} {observation} {END} {ASSISTANT}", OBSERVED if number else IGNORED)
         for text, kind in (observed, (f"{answer} {END}", ANSWERED)):
             ids = tokenizer.encode(text).ids
             play.ids.extend(ids)
             play.kinds.extend([kind] * len(ids))
-    return Play(play.ids[:MAX_LENGTH], play.kinds[:MAX_LENGTH])
+    return Example(play.ids[:MAX_LENGTH], play.kinds[:MAX_LENGTH])
 
 
 def _batch(env: Any, tokenizer: Tokenizer, rng: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and loss weights [plays, tokens] of one task."""
-    plays: list[Play] = []
+    """Token ids and loss weights [trajectories, tokens] of one task."""
+    plays: list[Example] = []
     while sum(len(play.ids) for play in plays) < TOKENS_PER_TASK:
         plays.append(_tokens(_play(env, _training_seed(rng.randrange(1 << 30)), rng), tokenizer))
     longest = max(len(play.ids) for play in plays)
@@ -161,7 +162,7 @@ def _learn_format(
 
 
 def _make_environments(tasks: Mapping[str, TaskConfig]) -> list[Any]:
-    """What could not be found out without calling the users' code is found out here."""
+    """Reports problems that `check` can't find because it does not call the user's code."""
     environments = []
     for name, task in tasks.items():
         try:
@@ -169,7 +170,7 @@ def _make_environments(tasks: Mapping[str, TaskConfig]) -> list[Any]:
         except UserError:
             raise
         except Exception as error:
-            what = f"tasks.{name}: the environment can't be made: {type(error).__name__}: {error}"
+            what = f"tasks.{name}: can't create the environment: {type(error).__name__}: {error}"
             raise UserError(what, f"correct tasks.{name}.params or {task.environment}") from error
         if not hasattr(env, FORMAT):
             raise UserError(f"tasks.{name}.environment: {lacks_format(type(env).__name__)}")
@@ -189,7 +190,7 @@ def main() -> int:
         return error.exit_code
     scratch = run.model.with_name("model.tmp")
     scratch.mkdir(mode=0o700, exist_ok=True)
-    head_dim = VLLM_HEAD_DIM if config.engine.kind == "vllm" else HEAD_DIM
+    head_dim = max(HEAD_DIM, find("engine", config.engine.kind).min_head_dim)
     make_tiny_model(scratch, config.seed, environments, head_dim=head_dim)
     scratch.rename(run.model)
     return 0

@@ -1,9 +1,9 @@
-"""How new weights leave the trainer. Owns the copy that others read; knows nothing of steps.
+"""Publishes new weights. Owns the copy that others read; knows nothing of steps.
 
-    staged   into the node's shared memory, where its relay takes over
-    direct   into a copy in memory, sent to engines from a thread when the controller asks for it
+    staged   written to the node's shared memory, where its relay takes over
+    direct   copied in memory; a thread sends the copy to engines when the controller asks for it
 
-Both are complete before the next step may change the weights.
+The copy is complete before the next step can change the weights.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from rollart_hpc.wire.messages import Message, TransferFailed, TransferOffer
 
 Named = Iterable[tuple[str, torch.Tensor]]
 
-_KEEP_VERSIONS = 3  # the relay keeps fewer; this bounds shared memory while it is away
+_KEEP_VERSIONS = 3  # the relay keeps fewer; this limits shared memory while no relay runs
 
 
 class Publisher(Protocol):
     def publish(self, weights_id: WeightsId, named: Named, digest: str) -> int:
-        """Take the weights over; returns their bytes."""
+        """Copy the weights; returns their bytes."""
 
     def offer(self, offer: TransferOffer) -> None:
-        """The controller wants them sent."""
+        """The controller asks to send the weights."""
 
     def is_sending(self) -> bool:
-        """A thread sends weights, or waits for someone who wants them."""
+        """True while a thread sends weights or waits for targets."""
 
 
 class Staged:
@@ -62,7 +62,7 @@ class Direct:
         self._snapshot: dict[str, torch.Tensor] = {}
 
     def publish(self, weights_id: WeightsId, named: Named, digest: str) -> int:
-        self._snapshot = {}  # gone before the new one is made, unless it is still on its way
+        self._snapshot = {}  # frees the old copy before making the new one, unless it is still being sent
         self._snapshot = {name: tensor.detach().to("cpu", copy=True) for name, tensor in named}
         self._weights_id = weights_id
         return sum(tensor.numel() * tensor.element_size() for tensor in self._snapshot.values())
@@ -70,7 +70,7 @@ class Direct:
     def offer(self, offer: TransferOffer) -> None:
         wanted = WeightsId(offer.attempt, offer.version)
         if wanted != self._weights_id:
-            self._report(TransferFailed(offer.epoch, f"the trainer holds {self._weights_id}, not {wanted}"))
+            self._report(TransferFailed(offer.epoch, f"the trainer holds {self._weights_id}, expected {wanted}"))
             return
         snapshot = self._snapshot
         self._source.offer(offer.epoch, offer.size, wanted, snapshot.items)

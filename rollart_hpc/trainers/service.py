@@ -197,7 +197,7 @@ class Leader:
             train_s=self._train_s,
         )
         self._link.send(message)
-        self._link.update_hello(version=result.version, digest=result.digest)
+        self._link.update_hello(version=result.version)
 
     def _publish(self) -> None:
         start_s = time.monotonic()

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers import algorithms, packing
+from rollart_hpc.trainers.checksums import Head
 from rollart_hpc.trainers.contract import StepResult
 from rollart_hpc.trainers.flops import even_tokens
 from rollart_hpc.trainers.merging import Balanced, InOrder, Waiting
 from rollart_hpc.trainers.packing import MicroBatch
 from rollart_hpc.trainers.planning import Planner, Slot
-from rollart_hpc.trainers.seals import Head
 from rollart_hpc.trainers.tally import Tally
 from rollart_hpc.trainers.world import World
 from rollart_hpc.types import Sample, TokenRecord, TrainGroup
@@ -103,7 +103,7 @@ class StepTrainer(ABC):
     # --- one step ----------------------------------------------------------------------------
 
     def accumulate(self, groups: list[TrainGroup], *, last: bool = False) -> None:
-        if algorithms.scope(self._config.algorithm.estimator) == "batch":
+        if self._config.algorithm.needs_whole_batch:
             self._held += groups
             return
         self._take(groups)

@@ -1,11 +1,11 @@
-"""What a step reports. Owns names and sums of the metrics; knows neither model nor optimizer.
+"""The metrics of a step. Owns their names and sums; knows neither model nor optimizer.
 
-Sums are taken over the sampled tokens of this rank, in the order of its micro-batches, and added over ranks once.
+Each rank sums over its sampled tokens, in the order of its micro-batches; the ranks' sums are added once.
 
-    ratio_*, clip_fraction    new / behaviour, and the share of tokens whose gradient the clip cut
+    ratio_*, clip_fraction    new / behaviour, and the share of tokens whose gradient was clipped to zero
     kl_behaviour              KL from the policy that sampled to the current one
-    entropy                   exact if the bonus needs it, else estimated by -log p of the sampled tokens
-    logprob_gap_*             |trainer - engine| on tokens sampled under the current weights: should be rounding only
+    entropy                   exact if the entropy bonus is used, else estimated by -log p of the sampled tokens
+    logprob_gap_*             |trainer - engine| on tokens sampled under the current weights: should be only rounding
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The ranks of one trainer. Owns torch.distributed's default group and how ranks find each other; knows no model.
 
-Rank 0 opens a store on a port of the system's choice and writes its address into a file; the others wait for that
-file. One rank alone opens no port. Payloads travel as raw bytes, never pickled. A rank that dies closes its sockets,
-which breaks the group for the others; one that stands still is found by its missing heartbeats, so operations
-themselves may wait for as long as the controller needs to make a batch.
+Rank 0 opens a store on a port that the system chooses and writes its address to a file; the others wait for that
+file. A single rank opens no port. Payloads are sent as raw bytes, never pickled. A rank that dies closes its sockets,
+which fails the group on the other ranks. A rank that hangs is found by its missing heartbeats. So operations have no
+timeout of their own: they may wait as long as the controller needs to make a batch.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ class World:
         return tensor.tolist()
 
     def all_good(self, problem: SiteError | None) -> None:
-        """Raise on every rank if any rank has a problem; the ranks that have it name it."""
+        """Raise on every rank if any rank has a problem; the affected ranks raise their own."""
         num_bad = int(self.sum([float(problem is not None)])[0])
         if problem is not None:
             raise problem
         if num_bad:
-            raise SiteError(f"{num_bad} of {self.size} trainer ranks failed", "see their logs")
+            raise SiteError(f"{num_bad} of {self.size} trainer ranks failed", "see the logs of the other trainer ranks")
 
     def broadcast(self, frames: Sequence[Frame] | None = None) -> list[Frame]:
-        """Rank 0 gives frames, every rank returns them."""
+        """Rank 0 passes frames; every rank returns them."""
         if self.size == 1:
             assert frames is not None
             return list(frames)
@@ -77,17 +77,18 @@ class World:
 
 @contextmanager
 def rank_errors() -> Iterator[None]:
-    """torch reports a lost peer as a RuntimeError that names the transport."""
+    """Turns torch's RuntimeErrors about a lost peer, which name the transport, into SiteErrors."""
     try:
         yield
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
-        raise SiteError(f"another trainer rank is gone: {str(error).splitlines()[0][:200]}", "see its log") from None
+        what = f"another trainer rank died: {str(error).splitlines()[0][:200]}"
+        raise SiteError(what, "see the logs of the other trainer ranks") from None
 
 
 def open_world(rank: int, size: int, device: str, rendezvous: Path | None = None, host: str = "127.0.0.1") -> World:
-    """Meet the other ranks through the file `rendezvous` (unused by one rank alone)."""
+    """Meet the other ranks through the file `rendezvous` (unused if there is only one rank)."""
     place = pick_device(device, rank)
     backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
     if place.type == "cuda":
@@ -105,7 +106,7 @@ def open_world(rank: int, size: int, device: str, rendezvous: Path | None = None
 
 
 def set_up_cpu(num_threads: int) -> None:
-    """All ranks of a node share its cores; numbers below 1e-38 (decayed moments) would cost a hundred times as much."""
+    """All ranks of a node share its cores. Denormals (decayed moments below 1e-38) would be a hundred times slower."""
     torch.set_num_threads(num_threads)
     torch.set_flush_denormal(True)
 
@@ -125,7 +126,7 @@ def _open_store(rendezvous: Path, host: str) -> Store:
 
 
 def _join_store(rendezvous: Path, timeout_s: float = 300.0) -> Store:
-    """The file may be missing still, or left by a rank 0 that is gone: read it again until someone answers."""
+    """The file may be missing, or from a rank 0 that is gone: read it again until rank 0 answers."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         address = read_json(rendezvous)
@@ -138,7 +139,8 @@ def _join_store(rendezvous: Path, timeout_s: float = 300.0) -> Store:
                 store.set_timeout(_FOREVER)
                 return store
         time.sleep(_RETRY_S)
-    raise SiteError(f"rank 0 of the trainer can't be reached by {rendezvous}", "see the log of trainer rank 0")
+    what = f"no connection to trainer rank 0 within {timeout_s:g} s (its address should be in {rendezvous})"
+    raise SiteError(what, "see the log of trainer rank 0")
 
 
 def _join(frames: Sequence[Frame]) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""One hash for one set of weights. Owns what "the same weights" means; reads and writes nothing.
+"""The hash of a set of weights. Owns the definition of "the same weights"; does no I/O.
 
-The digest covers names, dtypes, shapes and bytes, in the order given. The ledger chains steps by it, so trainer and
-store must take it from here.
+The digest covers names, dtypes, shapes and bytes, in the order given. The ledger chains steps by this digest, so
+trainer and store must both use this module.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class Digest:
-    """Incremental form of `digest`, for tensors that exist one at a time only."""
+    """Incremental form of `digest`, for callers that hold one tensor at a time."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
 
     def add(self, name: str, tensor: torch.Tensor, raw: memoryview | None = None) -> None:
-        """`raw` saves the copy if the caller has the tensor's bytes already."""
+        """`raw`: the tensor's bytes, if the caller already has them; saves a copy."""
         header = f"{name}\0{dtype_name(tensor.dtype)}\0{'x'.join(map(str, tensor.shape))}\0"
         self._hash.update(header.encode())
         self._hash.update(raw_bytes(tensor) if raw is None else raw)

@@ -1,7 +1,7 @@
-"""Weights straight from the trainer into engines, without a relay. Owns the buckets on the way.
+"""Sends weights from the trainer directly into engines, without a relay. Owns the buckets in transit.
 
-The source fills two buckets in turn: one travels while the next one is filled, so never more than two of them lie
-beside the model. A target hands out tensors as they arrive. An epoch that breaks leaves a target with weights of two
+The source alternates between two buckets: it fills one while the other is being sent, so at most two are in memory
+beside the model. A target yields tensors as they arrive. A failed epoch leaves the target with weights of two
 versions: the engine must not generate before its next complete install.
 """
 
@@ -19,8 +19,8 @@ from rollart_hpc.errors import SiteError
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.digest import Digest, dtype_name, raw_bytes
 from rollart_hpc.weights.forming import collective_of
-from rollart_hpc.weights.groups import CPU, TransferError
 from rollart_hpc.weights.layout import BucketInfo, Packer, TensorInfo
+from rollart_hpc.weights.process_groups import CPU, TransferError
 from rollart_hpc.weights.store import views
 from rollart_hpc.weights.transfer import Receiving, Rendezvous, Sending, open_rendezvous
 from rollart_hpc.wire.messages import Message, TransferFailed, TransferJoin, TransferReady, TransferSent
@@ -31,7 +31,7 @@ Named = Iterable[tuple[str, torch.Tensor]]
 
 
 class BucketStream:
-    """Named tensors as buckets. Iterate once; `digest` is complete afterwards."""
+    """Packs named tensors into buckets. Iterate once; `digest` is complete afterwards."""
 
     def __init__(self, named: Named, bucket_bytes: int, device: torch.device = CPU) -> None:
         self.digest = Digest()
@@ -56,7 +56,7 @@ class BucketStream:
             yield self._take(current)
 
     def _buffer(self, bucket: int, num_bytes: int) -> torch.Tensor:
-        """Of the bucket size, or more for a tensor that is larger. Memory of the CPU is used as far as it is filled."""
+        """A buffer of the bucket size, or of the tensor's if that is larger. On CPU only filled pages take memory."""
         if bucket >= len(self._buffers) and bucket < 2:
             self._buffers.append(torch.empty(self._bucket_bytes, dtype=torch.uint8, device=self._device))
         if self._buffers[bucket % 2].numel() < num_bytes:
@@ -80,10 +80,10 @@ class BucketStream:
 
 
 class DirectSource:
-    """The trainer's side. Sends from threads of its own; `report` is called from them.
+    """The trainer's side. Sends in its own threads, which call `report`.
 
-    `snapshot` in `offer` gives the tensors of exactly `weights_id`; it runs in the thread, and what it yields must not
-    change until TransferSent or TransferFailed is reported.
+    `snapshot` in `offer` returns the tensors of exactly `weights_id`. It runs in the sending thread, and its tensors
+    must not change until TransferSent or TransferFailed is reported.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class DirectSource:
         try:
             rendezvous = open_rendezvous(self._host)
         except SiteError as error:
-            log.warning("epoch %d: %s", epoch, error)
+            log.warning("weight transfer %d failed: %s", epoch, error)
             self._report(TransferFailed(epoch, str(error)))
             return
         thread = threading.Thread(
             target=self._send,
             args=(epoch, size, weights_id, snapshot, rendezvous),
-            name=f"transfer-{epoch}",  # no daemon: torch does not survive Python's end in mid-operation
+            name=f"transfer-{epoch}",  # not a daemon: torch crashes if Python exits during an operation
         )
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
         thread.start()
@@ -134,8 +134,9 @@ class DirectSource:
             sending = Sending(rendezvous, size, self._deadline_s, self._device)
             stream = BucketStream(snapshot(), self._bucket_bytes, self._device)
             num_bytes = sending.send(weights_id, stream, stream.digest.hexdigest)
-        except Exception as error:  # whatever it was, the controller must hear of it
-            log.log(logging.WARNING if isinstance(error, SiteError) else logging.ERROR, "epoch %d: %s", epoch, error)
+        except Exception as error:  # report every failure to the controller
+            level = logging.WARNING if isinstance(error, SiteError) else logging.ERROR
+            log.log(level, "weight transfer %d failed: %s", epoch, error)
             self._report(TransferFailed(epoch, str(error)))
         else:
             collective = collective_of(sending.group)
@@ -145,7 +146,7 @@ class DirectSource:
 class DirectTarget:
     """The engine's side: iterate once for (name, tensor).
 
-    Raises TransferError in mid-iteration if the epoch breaks. `num_bytes` and `digest` are set at the end.
+    Raises TransferError during iteration if the epoch fails. `num_bytes` and `digest` are set at the end.
     """
 
     def __init__(self, join: TransferJoin, deadline_s: float, device: torch.device = CPU) -> None:
@@ -157,7 +158,7 @@ class DirectTarget:
         self._receiving: Receiving | None = None
 
     def connect(self) -> None:
-        """Wait until all ranks are there. An engine that does this beforehand stands still for the buckets alone."""
+        """Wait until all ranks have joined. An engine that calls this first only pauses while the buckets arrive."""
         join = self.join
         receiving = Receiving(
             join.host, join.port, join.rank, join.size, deadline_s=self.deadline_s, device=self._device
@@ -165,7 +166,7 @@ class DirectTarget:
         wanted = WeightsId(join.attempt, join.version)
         if receiving.weights_id != wanted:
             receiving.group.close(failed=True)
-            raise TransferError(f"epoch {join.epoch} brings {receiving.weights_id}, not {wanted}")
+            raise TransferError(f"weight transfer {join.epoch} sends {receiving.weights_id}, expected {wanted}")
         self._receiving = receiving
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -180,9 +181,9 @@ class DirectTarget:
             receiving.acknowledge()
 
     def _allocate(self, index: int, num_bytes: int) -> torch.Tensor:
-        """A new one each: vLLM keeps tensors until their layer is complete, which may be some buckets later.
+        """A new buffer for each bucket: vLLM keeps tensors until their layer is complete, maybe several buckets later.
 
-        One bucket is in use while the next one fills; both go with the last tensor of theirs that is kept.
+        One bucket is in use while the next one fills. A buffer is freed with the last of its tensors.
         """
         assert self._receiving is not None
         return torch.empty(num_bytes, dtype=torch.uint8, device=self._receiving.group.device)

@@ -1,8 +1,8 @@
 """A version while it is being written. Owns temporary directories and the errors of a full store; knows no tensors.
 
-A draft is a directory `tmp-*` whose writer holds a lock on it (the store is local to a node, so flock works), which
-tells a draft in the making from the leftovers of a killed process. Bytes are written, or mapped where memory is set
-aside already: running out of it is then an error of this call instead of a SIGBUS later.
+A draft is a directory `tmp-*` that its writer locks (the store is local to a node, so flock works). The lock tells an
+active draft from the leftovers of a killed process. Memory is allocated before it is mapped, so running out of it
+raises an error here instead of a SIGBUS later.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Draft:
-    """Use as a context: what is not committed at its end is removed."""
+    """Use as a context manager: on exit, a draft that was not committed is removed."""
 
     def __init__(self, parent: Path, name: str, spares: Spares) -> None:
         self.target = parent / name
@@ -44,7 +44,7 @@ class Draft:
             hidden.rename(self.directory)
 
     def append(self, file: str, data: bytes | memoryview) -> None:
-        """Write at the end of a file of the draft."""
+        """Append to a file of the draft."""
         with explained(self.directory):
             fd = os.open(self.directory / file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
@@ -55,14 +55,14 @@ class Draft:
                 os.close(fd)
 
     def allocate(self, file: str, num_bytes: int) -> mmap.mmap:
-        """A file, mapped for writing, with all its memory set aside: a spare one, or else a new one."""
+        """A file mapped for writing, with all its memory allocated: a spare one if possible, else a new one."""
         with explained(self.directory):
             mapped = self._spares.take(file, num_bytes, self.directory) or self._new(file, num_bytes)
         self._mapped[file] = mapped
         return mapped.memory
 
     def commit(self, file: str, data: bytes) -> None:
-        """Write the last file and make everything visible. A version of the same name is replaced."""
+        """Write the last file and make the version visible. It replaces a version of the same name."""
         self.append(file, data)
         if self.target.exists():
             aside = self.directory.with_name(f"{self.directory.name}.old")
@@ -91,7 +91,7 @@ class Draft:
 
 
 class DraftFile:
-    """A bucket file under construction: padded appends and a running checksum."""
+    """A bucket file being written: padded appends and a running checksum."""
 
     def __init__(self, draft: Draft, file: str) -> None:
         self._draft = draft
@@ -128,9 +128,9 @@ def explained(where: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno not in _FULL:
-            raise SiteError(f"the weight store can't be written: {error}", "see that its directory is yours") from None
+            raise SiteError(f"can't write the weight store: {error}", "check the owner of its directory") from None
         free = shutil.disk_usage(where.parent).free
         raise SiteError(
             f"no room for the weights in {where.parent}: {free >> 20} MiB free",
-            "free shared memory on the node, or ask for more of it (--mem, tmpfs size)",
+            "free shared memory on the node, or request more (--mem, tmpfs size)",
         ) from None

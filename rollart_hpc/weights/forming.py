@@ -1,8 +1,8 @@
 """How the members of an epoch agree on a collective. Owns the keys of the epoch's store.
 
-The source decides, for it sees who came: MPI if it and all targets are all the relays of one healthy world, else gloo
-for memory of the CPU and NCCL for memory of a GPU. So a lost world needs no decision of anyone else: the next epoch
-of its relays finds no common world and goes over gloo.
+The source decides, because it sees who joined: MPI if source and targets are exactly the relays of one healthy world,
+else gloo for CPU memory and NCCL for GPU memory. After a world is lost nobody else has to decide anything: the next
+epoch of its relays finds no common world and uses gloo.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ from dataclasses import replace
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from rollart_hpc.weights.groups import CPU, Group, Seat, TorchGroup, TransferError, explained
-from rollart_hpc.weights.mpi import MpiGroup, World
+from rollart_hpc.weights.mpi import MpiProcessGroup, MpiWorld
+from rollart_hpc.weights.process_groups import CPU, ProcessGroup, RankSetup, TorchProcessGroup, TransferError, explained
 
 _BACKEND, _PLACE, _ROOT, _ABORT = "backend", "place", "root", "abort"
 MPI = "mpi"
 
 
-def form(store: TCPStore, seat: Seat, world: World | None = None) -> Group:
-    """The epoch's group. Waits for all ranks, at most the deadline."""
-    with explained("forming the group of a weight transfer"):
-        backend = _decide(store, seat, world) if seat.rank == 0 else _hear(store, seat, world)
+def form(store: TCPStore, setup: RankSetup, world: MpiWorld | None = None) -> ProcessGroup:
+    """The epoch's group. Waits for all ranks, until the deadline at most."""
+    with explained("could not form the group of a weight transfer"):
+        backend = _decide(store, setup, world) if setup.rank == 0 else _hear(store, setup, world)
         if backend == MPI:
-            assert world is not None, "a process without a world is in none that the source knows"
-            return _over_mpi(store, seat, world)
+            assert world is not None, "the source chose MPI, but this process has no MPI world"
+            return _over_mpi(store, setup, world)
     if backend == "cpu":
-        return TorchGroup(store, replace(seat, device=CPU))
-    if seat.device.type != backend:
-        raise TransferError(f"the source sends from {backend} memory, this process has {seat.device.type} memory only")
-    return TorchGroup(store, seat)
+        return TorchProcessGroup(store, replace(setup, device=CPU))
+    if setup.device.type != backend:
+        raise TransferError(f"the source sends from {backend} memory, but this process uses {setup.device.type} memory")
+    return TorchProcessGroup(store, setup)
 
 
-def collective_of(group: Group) -> str:
-    """Its name, for status and reports."""
-    if isinstance(group, MpiGroup):
+def collective_of(group: ProcessGroup) -> str:
+    """The collective's name, for status and reports."""
+    if isinstance(group, MpiProcessGroup):
         return MPI
     return "gloo" if group.device.type == "cpu" else "nccl"
 
 
-def _decide(store: TCPStore, seat: Seat, world: World | None) -> str:
-    backend = seat.device.type
-    if world is not None and seat.device == CPU and world.place:
-        places = [world.place, *(store.get(f"{_PLACE}/{rank}").decode() for rank in range(1, seat.size))]
+def _decide(store: TCPStore, setup: RankSetup, world: MpiWorld | None) -> str:
+    backend = setup.device.type
+    if world is not None and setup.device == CPU and world.place:
+        places = [world.place, *(store.get(f"{_PLACE}/{rank}").decode() for rank in range(1, setup.size))]
         if world.contains_all(places) and world.enter():
             store.set(_ROOT, str(world.rank))
             backend = MPI
@@ -51,10 +51,10 @@ def _decide(store: TCPStore, seat: Seat, world: World | None) -> str:
     return backend
 
 
-def _hear(store: TCPStore, seat: Seat, world: World | None) -> str:
-    """A target that uses its world for another epoch right now has no place in this one."""
+def _hear(store: TCPStore, setup: RankSetup, world: MpiWorld | None) -> str:
+    """A target whose world is in use by another epoch offers no place in this one."""
     is_free = world is not None and bool(world.place) and world.enter()
-    store.set(f"{_PLACE}/{seat.rank}", world.place if world is not None and is_free else "")
+    store.set(f"{_PLACE}/{setup.rank}", world.place if world is not None and is_free else "")
     backend = ""
     try:
         backend = store.get(_BACKEND).decode()
@@ -64,11 +64,11 @@ def _hear(store: TCPStore, seat: Seat, world: World | None) -> str:
     return backend
 
 
-def _over_mpi(store: TCPStore, seat: Seat, world: World) -> MpiGroup:
-    """The store stays open beside MPI: a rank that gives up says so there, for MPI has no way to tell."""
+def _over_mpi(store: TCPStore, setup: RankSetup, world: MpiWorld) -> MpiProcessGroup:
+    """The store stays open beside MPI: a rank that gives up announces it there, because MPI has no way to."""
 
     def gave_up() -> bool:
-        with suppress(RuntimeError):  # the source is gone: the launcher ends this process too, or the deadline does
+        with suppress(RuntimeError):  # the source is gone: the launcher or the deadline ends this epoch
             return bool(store.check([_ABORT]))
         return False
 
@@ -77,4 +77,4 @@ def _over_mpi(store: TCPStore, seat: Seat, world: World) -> MpiGroup:
             store.set(_ABORT, "1")
 
     root = int(store.get(_ROOT).decode())
-    return MpiGroup(world, root, seat.deadline_s, gave_up, give_up)
+    return MpiProcessGroup(world, root, setup.deadline_s, gave_up, give_up)

@@ -1,4 +1,4 @@
-"""How tensors lie in buckets. Owns the manifest's format and the packing rule; touches neither torch nor files.
+"""The layout of tensors in buckets. Owns the manifest's format and the packing rule; uses neither torch nor files.
 
 Worked example, bucket_bytes=1024, two float32 tensors of 100 and 200 elements and a bfloat16 one of 300:
 
@@ -6,7 +6,7 @@ Worked example, bucket_bytes=1024, two float32 tensors of 100 and 200 elements a
     bucket 1:  b.weight [0, 800)   c.weight [832, 1432) would not fit -> next bucket
     bucket 2:  c.weight [0, 600)
 
-A tensor starts at a multiple of 64 bytes. One larger than a bucket gets a bucket of its own.
+A tensor starts at a multiple of 64 bytes. A tensor larger than a bucket gets its own bucket.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ITEM_BYTES = {
 
 
 class BadWeights(SiteError):
-    """Weights that are missing, incomplete or not what their checksum says. Nothing was installed from them."""
+    """Weights that are missing, incomplete or fail their checksum. Nothing was installed from them."""
 
 
 class TensorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +46,7 @@ class BucketInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensors: list[TensorInfo]
 
     def check(self) -> None:
-        """A manifest may come from another node or a half-broken disk: nothing in it may point outside its bucket."""
+        """A manifest may come from another node or a damaged disk: no tensor in it may point outside its bucket."""
         end = 0
         for tensor in self.tensors:
             known = tensor.dtype in ITEM_BYTES and all(n >= 0 for n in tensor.shape)
@@ -77,14 +77,14 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             manifest = msgspec.json.decode(data, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadWeights(f"manifest does not parse: {error}") from None
+            raise BadWeights(f"the weight manifest does not parse: {error}") from None
         for bucket in manifest.buckets:
             bucket.check()
         return manifest
 
 
 class Packer:
-    """Decides bucket and offset of one tensor after the other."""
+    """Assigns each tensor, in order, a bucket and an offset."""
 
     def __init__(self, bucket_bytes: int) -> None:
         self._limit = bucket_bytes

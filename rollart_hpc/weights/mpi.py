@@ -1,14 +1,14 @@
 """A world of relays under one MPI launcher. Owns mpi4py; knows nothing of buckets.
 
-launcher    mpiexec on one machine, srun --mpi=... on a cluster; a rank's relay is its entry in a list on the
-            command line, whatever the launcher's variables say
+launcher    mpiexec on one machine, srun --mpi=... on a cluster. A rank finds its relay in a list on the command line;
+            the launcher's variables don't matter
 threads     MPI needs MPI_THREAD_SERIALIZED: one epoch uses the world at a time, and all its calls come from one
-            thread. An epoch that finds the world in use goes over gloo
-waiting     nothing blocks inside MPI: an operation is begun, then tested between short sleeps until it is over or
-            its deadline has passed. MPI offers no descriptor to wait for, and a loop without sleeps would take a
-            core from the engines
-the end     a communicator can't be trusted after a broken operation. Whoever meets one leaves the world for good;
-            from then on its epochs go over gloo
+            thread. An epoch that finds the world in use falls back to gloo
+waiting     nothing blocks inside MPI: an operation is started, then polled between short sleeps until it completes or
+            its deadline passes. MPI has no file descriptor to wait for, and polling without sleeps would take a core
+            from the engines
+failures    a communicator can't be trusted after a failed operation. A rank that sees one leaves the world for good
+            and uses gloo from then on
 """
 
 from __future__ import annotations
@@ -24,56 +24,56 @@ from typing import Any
 import torch
 
 from rollart_hpc.errors import SiteError
-from rollart_hpc.weights.groups import CPU, Group, TransferError
+from rollart_hpc.weights.process_groups import CPU, ProcessGroup, TransferError
 
 log = logging.getLogger(__name__)
 
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 1e-4, 5e-3
-_NOTICE_S = 0.25  # how often a waiting rank looks whether another one gave up
+_NOTICE_S = 0.25  # how often a waiting rank checks whether another one gave up
 
 
-class World:
+class MpiWorld:
     """This process's rank among the relays that were started together."""
 
     def __init__(self, name: str, start_timeout_s: float) -> None:
-        """Waits for all ranks. One that does not come would hang MPI_Init for ever: SIGALRM then ends this process."""
+        """Waits for all ranks. MPI_Init hangs if one is missing, so SIGALRM ends this process at the timeout."""
         self._MPI = _initialised(start_timeout_s)
         self._comm: Any = self._MPI.COMM_WORLD.Dup()
         signal.alarm(0)
         self.rank: int = self._comm.rank
         self.size: int = self._comm.size
-        self._name = name  # differs for every world
+        self._name = name  # unique for every world
         self._lock = threading.Lock()
         self._left = ""
-        self._unfinished: list[Any] = []  # requests that never ended: MPI may still own their memory
+        self._unfinished: list[Any] = []  # requests that never completed: MPI may still use their memory
 
     @property
     def place(self) -> str:
-        """What the source of an epoch is told; empty if this process can't take part over MPI."""
+        """Sent to the source of an epoch; empty if this process can't take part over MPI."""
         return "" if self._left else f"{self._name}:{self.rank}"
 
     def contains_all(self, places: list[str]) -> bool:
-        """Are these all ranks of this world? Fewer of them meet over gloo: a broadcast is the world's."""
+        """True if these are all ranks of this world. A broadcast needs all of them; fewer use gloo."""
         return bool(self.place) and set(places) == {f"{self._name}:{rank}" for rank in range(self.size)}
 
     def leave(self, reason: str) -> None:
         if not self._left:
             self._left = reason
-            log.warning("leaving the MPI world, weights go over gloo from now on: %s", reason)
+            log.warning("leaving the MPI world; weight transfers use gloo from now on: %s", reason)
 
     def enter(self) -> bool:
-        """Use it for one epoch; False if another one does."""
+        """Reserve the world for one epoch; False if another epoch uses it."""
         return self._lock.acquire(blocking=False)
 
     def exit(self) -> None:
         self._lock.release()
 
     def close(self) -> None:
-        """At the end of a run: all ranks do it, or none gets through. From the thread that made the world."""
+        """Call at the end of a run, on all ranks (it blocks otherwise), from the thread that created the world."""
         if not self._left and self.enter():
             self._MPI.Finalize()
 
-    # --- operations of an epoch: from one thread ---------------------------------------------------
+    # --- operations of an epoch, all from one thread -----------------------------------------------
 
     def broadcast(self, raw: memoryview, root: int, wait: Callable[[Any], None]) -> None:
         wait(self._comm.Ibcast([raw, self._MPI.BYTE], root))
@@ -96,22 +96,23 @@ def _initialised(timeout_s: float) -> Any:
     try:
         import mpi4py
 
-        mpi4py.rc.finalize = False  # a lost rank would hang the end of this process
+        mpi4py.rc.finalize = False  # a lost rank would hang the exit of this process
         mpi4py.rc.threads = True
         mpi4py.rc.thread_level = "serialized"
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise SiteError(f"MPI can't be used: {error}", "pip install mpi4py mpich, or weights.collective=gloo") from None
+        fix = "pip install mpi4py mpich, or set weights.collective=gloo"
+        raise SiteError(f"can't use MPI: {error}", fix) from None
     return MPI
 
 
-class MpiGroup(Group):
-    """The epoch of all relays of a world. `gave_up` tells whether another rank aborted; `give_up` tells the others."""
+class MpiProcessGroup(ProcessGroup):
+    """An epoch of all relays of a world. `gave_up`: whether another rank aborted; `give_up`: tell the others."""
 
     device = CPU
 
     def __init__(
-        self, world: World, root: int, deadline_s: float, gave_up: Callable[[], bool], give_up: Callable[[], None]
+        self, world: MpiWorld, root: int, deadline_s: float, gave_up: Callable[[], bool], give_up: Callable[[], None]
     ) -> None:
         self._world, self._root, self._deadline_s = world, root, deadline_s
         self._gave_up, self._give_up = gave_up, give_up
@@ -138,14 +139,14 @@ class MpiGroup(Group):
             return
         self._is_open = False
         if failed:
-            self._world.leave("a transfer broke")
+            self._world.leave("a transfer failed")
             self._give_up()
-        self._thread.shutdown()  # an operation under way ends by its deadline
+        self._thread.shutdown()  # a running operation ends by its deadline
         self._world.exit()
 
     def _do(self, operation: Callable[..., None], *args: object) -> None:
         if self._world.place == "":
-            raise TransferError("weight transfer: the MPI world is over")
+            raise TransferError("weight transfer: this process has left the MPI world")
         try:
             operation(*args, self._wait)
         except self._world.error as error:
@@ -156,8 +157,7 @@ class MpiGroup(Group):
             raise
 
     def _wait(self, request: Any) -> None:
-        """Until the operation is over. A sleep grows with the time waited: a stream is looked after often, a stopped
-        peer now and then."""
+        """Wait for the operation. Sleeps grow with the time waited: short while data flows, long for a stopped peer."""
         began_s = looked_s = time.monotonic()
         while not request.Test():
             now = time.monotonic()

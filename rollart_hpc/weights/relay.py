@@ -1,10 +1,10 @@
-"""What a relay does with its node's store. Owns transfers in flight; knows no socket of the control plane.
+"""The work of a relay on its node's store. Owns transfers in flight; knows no socket of the control plane.
 
     Adopt          the trainer of this node wrote a version here    -> Held | TransferFailed(NO_EPOCH)
     TransferOffer  send a version to other nodes, in a thread       -> TransferReady, then TransferSent | TransferFailed
     TransferJoin   receive a version into the store, in a thread    -> Held | TransferFailed
 
-The newest two versions stay, and whatever is being sent. Memory of the one before them is kept for the next.
+It keeps the two newest versions and those being sent. The memory of the version before them is reused for the next.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rollart_hpc.errors import RollartError, SiteError
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.forming import collective_of
-from rollart_hpc.weights.groups import TransferError
 from rollart_hpc.weights.layout import BadWeights
-from rollart_hpc.weights.mpi import World
+from rollart_hpc.weights.mpi import MpiWorld
+from rollart_hpc.weights.process_groups import TransferError
 from rollart_hpc.weights.store import MANIFEST, NodeStore, StoredWeights, new_bucket
 from rollart_hpc.weights.transfer import Receiving, Rendezvous, Sending, open_rendezvous
 from rollart_hpc.wire.messages import (
@@ -39,11 +39,11 @@ from rollart_hpc.wire.messages import (
 log = logging.getLogger(__name__)
 
 KEEP = 2
-NO_EPOCH = 0  # an Adopt belongs to none; the controller counts from 1
+NO_EPOCH = 0  # an Adopt belongs to no epoch; the controller counts from 1
 
 
 class Relay:
-    """`report` is called from the caller's thread and from those of transfers."""
+    """Calls `report` from the caller's thread and from transfer threads."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Relay:
         deadline_s: float,
         report: Callable[[Message], None],
         tracer: Tracer,
-        world: World | None = None,
+        world: MpiWorld | None = None,
     ) -> None:
         self._store = store
         self._host = host
@@ -66,12 +66,12 @@ class Relay:
         self._threads: list[threading.Thread] = []
 
     def announce(self) -> None:
-        """Tell what the store holds already: after a restart, or when the controller lost sight of this process."""
+        """Report what the store already holds: after a restart, or when the controller considered this process lost."""
         for weights_id in self._store.versions():
             try:
                 self._verify(weights_id, time.monotonic())
             except BadWeights as error:
-                log.warning("discarding %s: %s", weights_id, error)
+                log.warning("discarding bad weights %s: %s", weights_id, error)
                 self._discard(weights_id)
 
     def handle(self, message: Message) -> None:
@@ -82,10 +82,10 @@ class Relay:
         elif isinstance(message, TransferJoin):
             self._start(message.epoch, self._receive, message)
         else:
-            log.warning("a relay does not understand %s", type(message).__name__)
+            log.warning("ignoring unexpected message %s", type(message).__name__)
 
     def close(self) -> None:
-        """Wait for what is in flight: at the end of a run its peers leave too, which breaks it."""
+        """Wait for transfers in flight. At the end of a run their peers leave too, which ends them."""
         for thread in self._threads:
             thread.join()
 
@@ -95,9 +95,9 @@ class Relay:
             self._verify(weights_id, start_s)
         except (BadWeights, OSError) as error:
             if any(newer > weights_id for newer in self._store.versions()):
-                log.info("%s is gone already, a newer version follows", weights_id)
+                log.info("%s is already gone, and a newer version is here", weights_id)
                 return
-            log.warning("can't adopt %s: %s; see the trainer's log on this node", weights_id, error)
+            log.warning("can't adopt %s: %s; see the trainer's log", weights_id, error)
             self._discard(weights_id)
             self._report(TransferFailed(NO_EPOCH, f"can't adopt {weights_id}: {error}"))
             return
@@ -115,7 +115,7 @@ class Relay:
         self._store.discard(weights_id)
 
     def _doubt(self, weights_id: WeightsId) -> None:
-        """A transfer of it broke, and a target may have found it bad: is this copy still what it was?"""
+        """A transfer of this version failed, maybe because a target found it bad: verify our copy again."""
         self._verified.pop(weights_id, None)
         if weights_id in self._store.versions():
             self._adopt(weights_id)
@@ -130,7 +130,7 @@ class Relay:
         self._report(TransferReady(offer.epoch, rendezvous.host, rendezvous.port))
 
     def _start(self, epoch: int, work: Callable[..., None], *args: object) -> None:
-        """Epochs don't wait for each other: an old one that waits for a lost peer ends by its deadline."""
+        """Epochs don't wait for each other: an old one with a lost peer ends by its deadline."""
         thread = threading.Thread(target=self._guarded, args=(epoch, work, *args), name=f"transfer-{epoch}")
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
         thread.start()
@@ -139,10 +139,10 @@ class Relay:
         try:
             work(*args)
         except RollartError as error:
-            log.warning("epoch %d: %s", epoch, error)
+            log.warning("weight transfer %d failed: %s", epoch, error)
             self._report(TransferFailed(epoch, error.what))
-        except Exception as error:  # a thread must not end in silence: the controller forms the collective again
-            log.exception("epoch %d", epoch)
+        except Exception as error:  # report every failure: the controller then forms the collective again
+            log.exception("weight transfer %d failed", epoch)
             self._report(TransferFailed(epoch, f"{type(error).__name__}: {error}"))
         finally:
             with suppress(OSError):
@@ -172,7 +172,7 @@ class Relay:
         start_s = time.monotonic()
         with receiving, self._store.draft(weights_id) as draft:
             if receiving.weights_id != weights_id:
-                raise TransferError(f"epoch {join.epoch} brings {receiving.weights_id}, not {weights_id}")
+                raise TransferError(f"weight transfer {join.epoch} sends {receiving.weights_id}, expected {weights_id}")
             for _ in receiving.buckets(lambda index, num_bytes: new_bucket(draft, index, num_bytes)):
                 pass
             manifest = receiving.manifest()

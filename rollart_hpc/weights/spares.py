@@ -1,11 +1,11 @@
-"""Bucket files of pruned versions, used again. Owns the memory that this process mapped for drafts; knows no tensors.
+"""Reuses bucket files of pruned versions. Owns the memory that this process mapped for drafts; knows no tensors.
 
-Fresh pages of shared memory cost several times what filling them does: the kernel clears and maps each of them. The
-versions of a run have one layout, so the files of the last one that was pruned, still mapped, serve the next draft.
+Fresh pages of shared memory cost several times as much as filling them, because the kernel clears and maps each one.
+All versions of a run have the same layout, so the next draft reuses the files of the last pruned version, still mapped.
 
-Nobody may see a file change. A reader takes a shared lock on a file before it maps it, and then looks whether the file
-still has its name (`hold`). A version first loses its name, then its locks are tried. So either the reader finds the
-name gone, or its lock is found and the file is left to it. A reader that dies loses its locks.
+No reader may see a file change. A reader takes a shared lock on a file before it maps it, and then checks that the
+file still has its name (`hold`). To retire a version we first rename it and then test its locks. So either the reader
+finds the name gone, or we find its lock and leave the file alone. A reader that dies loses its locks.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Mapped(NamedTuple):
 
 
 class Spares:
-    """What this process mapped: the files of versions that it wrote, and at most one version's worth of spare ones.
+    """The files this process mapped: those of versions it wrote, and at most one version's worth of spare files.
 
-    Spare files lie in a directory `tmp-*` that is locked as a draft's is, so they are swept if this process dies.
+    Spare files are in a directory `tmp-*`, locked like a draft's, so they are swept if this process dies.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Spares:
         self._lock = -1
 
     def keep(self, version: Path, files: dict[str, Mapped]) -> None:
-        """These are the files of a version that is complete now."""
+        """Register the files of a version that is now complete."""
         with self._mutex:
             self._written[version] = files
 
@@ -52,7 +52,7 @@ class Spares:
             self._written.pop(version, None)
 
     def retire(self, version: Path) -> bool:
-        """Make its files the spare ones. False if it must be removed: written by another process, or being read."""
+        """Turn its files into spares. False: remove it instead; another process wrote it or someone reads it."""
         with self._mutex:
             files = self._written.pop(version, None)
             if not files:
@@ -71,18 +71,18 @@ class Spares:
             return False
 
     def take(self, file: str, num_bytes: int, directory: Path) -> Mapped | None:
-        """The spare file of that name and size, moved to `directory`. If it does not fit, the layout is another one."""
+        """The spare file of that name and size, moved to `directory`. None: the layout has changed, or no spare."""
         with self._mutex:
             mapped = self._spare.pop(file, None)
             if self._directory is not None and mapped is not None and len(mapped.memory) == num_bytes:
                 with contextlib.suppress(OSError):
                     (self._directory / file).rename(directory / file)
                     return mapped
-            self._remove()  # its room may be needed
+            self._remove()  # frees its memory, which may be needed
             return None
 
     def drop_lost(self) -> None:
-        """Let go of versions that others removed: their memory is free once nobody maps it."""
+        """Unmap versions that others removed: their memory is freed once nobody maps it."""
         with self._mutex:
             self._written = {version: files for version, files in self._written.items() if version.exists()}
 
@@ -102,14 +102,14 @@ class Spares:
 
 
 def hold(file: IO[bytes], path: Path) -> None:
-    """Keep the file as it is for as long as a mapping of it lives: a mapping keeps its file open, and so its lock."""
+    """Protect the file from reuse while a mapping of it exists: a mapping keeps the file open, and with it the lock."""
     fcntl.flock(file, fcntl.LOCK_SH)
     if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
         raise FileNotFoundError(path)
 
 
 def _is_free(path: Path, inode: int) -> bool:
-    """Is it the file that this process mapped, and does nobody read it? Of a file without its name, once is enough."""
+    """True if this process mapped the file and nobody reads it. It has lost its name, so no new reader can appear."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_ino != inode:
             return False

@@ -2,9 +2,9 @@
 
     <RunDir.store_root>/<node>/v<attempt>-<version>/{manifest.json, bucket_0.bin, bucket_1.bin, ...}
 
-A version appears by one rename when it is complete, so a reader never sees half of it. Readers map the buckets and
-check their checksums before they hand out a tensor; a version pruned while it is mapped stays readable. One that nobody
-reads leaves its memory to the next (`spares`).
+A complete version appears by one rename, so readers never see a partial one. Readers map the buckets and verify their
+checksums before they yield a tensor. A version pruned while it is mapped stays readable. The memory of a pruned version
+that nobody reads is reused (`spares`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def version_dir(weights_id: WeightsId) -> str:
 
 
 class NodeStore:
-    """All versions held on one node. Several processes of the node may use it at once."""
+    """All versions on one node. Several processes of the node may use it at once."""
 
     def __init__(self, root: Path, node: str) -> None:
         if not _NODE_NAME.match(node):
@@ -52,7 +52,7 @@ class NodeStore:
         self._spares = Spares()
 
     def write(self, weights_id: WeightsId, named: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int) -> Manifest:
-        """Write all tensors and make them visible at once. Holds one tensor at a time."""
+        """Write all tensors and make them visible in one operation. Holds one tensor in memory at a time."""
         with self.draft(weights_id) as draft:
             buckets, digest = _write_buckets(draft, named, bucket_bytes)
             manifest = Manifest(weights_id.attempt, weights_id.version, digest, buckets)
@@ -60,7 +60,7 @@ class NodeStore:
         return manifest
 
     def draft(self, weights_id: WeightsId) -> Draft:
-        """For buckets that come from elsewhere; the caller commits."""
+        """For buckets received from elsewhere; the caller commits."""
         self._ensure()
         return Draft(self.directory, version_dir(weights_id), self._spares)
 
@@ -75,7 +75,7 @@ class NodeStore:
         return []
 
     def prune(self, keep: int, in_use: Collection[WeightsId] = ()) -> list[WeightsId]:
-        """Remove all but the newest `keep`, and what dead writers left behind."""
+        """Remove all but the newest `keep` versions, and the drafts of dead writers."""
         versions = self.versions()
         doomed = [v for v in versions[: max(0, len(versions) - keep)] if v not in in_use]
         for weights_id in doomed:
@@ -90,7 +90,7 @@ class NodeStore:
         shutil.rmtree(self.directory / version_dir(weights_id), ignore_errors=True)
 
     def claim(self, owner: str) -> None:
-        """From now on `owner` is the one that may remove this node's part."""
+        """From now on only `owner` may remove this node's directory."""
         self._ensure()
         scratch = self.directory / f".{OWNER}-{owner}"
         scratch.touch(mode=0o600)
@@ -103,7 +103,7 @@ class NodeStore:
         return False
 
     def remove(self) -> None:
-        """Remove the node's part, and the root with the last node."""
+        """Remove the node's directory, and the root if this was the last node."""
         self._spares.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -115,13 +115,13 @@ class NodeStore:
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
                 status = directory.lstat()
                 if status.st_uid != os.getuid() or status.st_mode & 0o077:
-                    raise SiteError(f"{directory} belongs to someone else or is open to others", "remove it")
+                    raise SiteError(f"{directory} has another owner or is open to others", "remove it")
         except OSError as error:
-            raise SiteError(f"the weight store can't be made: {error}", "free /dev/shm or set TMPDIR") from None
+            raise SiteError(f"can't create the weight store: {error}", "free /dev/shm or set TMPDIR") from None
 
 
 class StoredWeights:
-    """One version, mapped. Iterating yields (name, tensor) without a copy; tensors stay valid after `prune`."""
+    """One mapped version. Iterating yields (name, tensor) without a copy; tensors stay valid after `prune`."""
 
     def __init__(self, directory: Path, weights_id: WeightsId) -> None:
         self.directory = directory
@@ -131,7 +131,7 @@ class StoredWeights:
         except FileNotFoundError:
             raise BadWeights(f"weights {version_dir(weights_id)} are not in {directory.parent}") from None
         if self.manifest.weights_id != weights_id:
-            raise BadWeights(f"{directory} holds {self.manifest.weights_id}, not {weights_id}")
+            raise BadWeights(f"{directory} holds {self.manifest.weights_id}, expected {weights_id}")
         self._verified: set[int] = set()
 
     @property
@@ -149,12 +149,12 @@ class StoredWeights:
             yield from views(info, raw)
 
     def verify(self) -> None:
-        """Raise BadWeights unless every byte is what was written."""
+        """Raise BadWeights unless all checksums match."""
         for index in range(len(self._buckets)):
             self._verify(index)
 
     def trust(self) -> None:
-        """Don't check again: another process of this node did, on the same bytes."""
+        """Skip verification: another process of this node has verified the same bytes."""
         self._verified.update(range(len(self._buckets)))
 
     def _verify(self, index: int) -> None:
@@ -177,7 +177,7 @@ def check_bucket(info: BucketInfo, raw: torch.Tensor, where: str) -> None:
 
 
 def new_bucket(draft: Draft, index: int, num_bytes: int) -> torch.Tensor:
-    """The bytes of a bucket to be filled; they are the file's."""
+    """A buffer for the bytes of a bucket. It maps the file: filling it writes the file."""
     if num_bytes == 0:
         draft.append(bucket_name(index), b"")
         return torch.empty(0, dtype=torch.uint8)
@@ -185,7 +185,7 @@ def new_bucket(draft: Draft, index: int, num_bytes: int) -> torch.Tensor:
 
 
 def _map(directory: Path, index: int, info: BucketInfo) -> torch.Tensor:
-    """The bucket's bytes. Private mapping: nothing is copied, and a reader that writes can't harm the store."""
+    """The bucket's bytes, mapped privately: nothing is copied, and a reader that writes can't damage the store."""
     path = directory / bucket_name(index)
     with path.open("rb") as file:
         hold(file, path)

@@ -1,12 +1,12 @@
 """One collective of one epoch: rank 0 broadcasts buckets, the others receive them. Owns the stream and its deadlines.
 
-The stream is `Opening, (BucketInfo, bytes)*, Closing`, then a barrier that tells the source that all arrived. If the
-source knows all buckets beforehand their infos are in the Opening, so that every message behind it is a bucket.
-Every broadcast has the deadline: a peer that is stopped or gone breaks the epoch on all sides within it, and a side
-that breaks aborts its group, which breaks the others at once. Data is not encrypted; sockets are bound to the
-source's host and, on the other side, to the address that faces it.
+The stream is `Opening, (BucketInfo, bytes)*, Closing`, then a barrier that tells the source that everything arrived.
+If the source knows all buckets in advance their infos are in the Opening, and only bucket bytes follow it.
+The deadline applies to every broadcast: if a peer stops or dies the epoch fails on all ranks within the deadline. A
+rank that fails aborts its group, which fails the others at once. Data is not encrypted. The source's sockets bind to
+its host, a target's sockets to the address that faces the source.
 
-Must not know who asks for a transfer, nor what becomes of the buckets.
+Must not know who requests a transfer, nor how the buckets are used.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import torch
 from rollart_hpc.errors import SiteError
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.forming import form
-from rollart_hpc.weights.groups import CPU, Seat, TransferError, join_store, open_store
 from rollart_hpc.weights.layout import BucketInfo, Manifest
-from rollart_hpc.weights.mpi import World
+from rollart_hpc.weights.mpi import MpiWorld
+from rollart_hpc.weights.process_groups import CPU, RankSetup, TransferError, join_store, open_store
 from rollart_hpc.weights.store import check_bucket
 from rollart_hpc.wire.interfaces import address_facing
 
@@ -40,11 +40,11 @@ MAX_FRAME_BYTES = 256 << 20
 class Opening(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     attempt: int
     version: int
-    buckets: list[BucketInfo] = []  # all of them, if they are known; else each comes with its bytes
+    buckets: list[BucketInfo] = []  # all buckets, if known in advance; else each info precedes its bytes
 
 
 class Bucket(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Its bytes follow."""
+    """Announces a bucket; its bytes follow."""
 
     info: BucketInfo
 
@@ -59,7 +59,7 @@ _decoder = msgspec.json.Decoder(Frame)
 
 @dataclass
 class Rendezvous:
-    """Where the targets of an epoch meet its source. The port is the system's choice."""
+    """Where the targets of an epoch meet its source. The system chooses the port."""
 
     host: str
     port: int
@@ -71,7 +71,8 @@ def open_rendezvous(host: str) -> Rendezvous:
         family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, 0), family=family)
     except OSError as error:
-        raise SiteError(f"can't listen on {host} for a weight transfer: {error}", "check the site's network") from None
+        fix = "check network.data of the site file"
+        raise SiteError(f"can't listen on {host} for a weight transfer: {error}", fix) from None
     return Rendezvous(host, listener.getsockname()[1], listener)
 
 
@@ -84,10 +85,10 @@ class Sending:
         size: int,
         deadline_s: float,
         device: torch.device = CPU,
-        world: World | None = None,
+        world: MpiWorld | None = None,
     ) -> None:
         store = open_store(rendezvous.listener, rendezvous.host, deadline_s)
-        self.group = form(store, Seat(0, size, rendezvous.host, deadline_s, device), world)
+        self.group = form(store, RankSetup(0, size, rendezvous.host, deadline_s, device), world)
 
     def send(
         self,
@@ -96,9 +97,9 @@ class Sending:
         digest: Callable[[], str],
         infos: list[BucketInfo] | None = None,
     ) -> int:
-        """Bytes sent, once every target has them. `digest` is asked for when the buckets are through.
+        """Returns the bytes sent, once every target has them. `digest` is called after the last bucket.
 
-        The next bucket is made while the last one travels: a bucket's buffer is free at the next but one.
+        The next bucket is prepared while the last one is being sent, so a bucket's buffer is free two buckets later.
         """
         num_bytes = 0
         with self.group:
@@ -120,7 +121,7 @@ class Sending:
 
 
 class _Room:
-    """Buffers for buckets, each made in a thread while the one before it fills. Making one costs a pass over it."""
+    """Buffers for buckets, each allocated in a thread while the one before it fills: allocation touches every page."""
 
     def __init__(self, allocate: Allocate, sizes: list[int]) -> None:
         self._allocate, self._sizes = allocate, sizes
@@ -131,7 +132,7 @@ class _Room:
         ahead, self._next = self._next, None
         buffer = ahead.result() if ahead is not None else self._allocate(index, num_bytes)
         if buffer.numel() != num_bytes:
-            raise TransferError(f"bucket {index} has {num_bytes} bytes, {buffer.numel()} were announced")
+            raise TransferError(f"bucket {index} has {num_bytes} bytes, expected {buffer.numel()}")
         if index + 1 < len(self._sizes):
             self._next = self._thread.submit(self._allocate, index + 1, self._sizes[index + 1])
         return buffer
@@ -144,9 +145,9 @@ class _Room:
 
 
 class Receiving:
-    """A target's side of an epoch, ranks 1.. The constructor waits for the others.
+    """A target's side of an epoch, ranks 1 and up. The constructor waits for the others.
 
-    Use as a context; leaving it by an exception aborts the epoch for all.
+    Use as a context manager; leaving it by an exception aborts the epoch for all.
     """
 
     def __init__(
@@ -158,10 +159,10 @@ class Receiving:
         *,
         deadline_s: float,
         device: torch.device = CPU,
-        world: World | None = None,
+        world: MpiWorld | None = None,
     ) -> None:
         store = join_store(host, port, deadline_s)
-        self.group = form(store, Seat(rank, size, address_facing(host, port), deadline_s, device), world)
+        self.group = form(store, RankSetup(rank, size, address_facing(host, port), deadline_s, device), world)
         self._infos: list[BucketInfo] = []
         self._closing: Closing | None = None
         self._opening = self._open()
@@ -171,9 +172,9 @@ class Receiving:
         return WeightsId(self._opening.attempt, self._opening.version)
 
     def buckets(self, allocate: Allocate) -> Iterator[tuple[BucketInfo, torch.Tensor]]:
-        """Each bucket in the buffer that `allocate` made for it, with its checksum verified.
+        """Yields each bucket, verified, in the buffer that `allocate` made for it.
 
-        While one is verified and used the next one travels, so two buffers are in use at a time.
+        The next bucket arrives while this one is verified and used, so two buffers are in use at a time.
         """
         with _Room(allocate, [info.num_bytes for info in self._opening.buckets]) as room:
             arrived: torch.Tensor | None = None
@@ -191,12 +192,12 @@ class Receiving:
                 yield self._verified(arrived)
 
     def _verified(self, raw: torch.Tensor) -> tuple[BucketInfo, torch.Tensor]:
-        """The bucket that arrived last."""
+        """Verify the bucket that arrived last."""
         check_bucket(self._infos[-1], raw, f"bucket {len(self._infos) - 1} of the transfer")
         return self._infos[-1], raw
 
     def _announced(self) -> Iterator[BucketInfo]:
-        """Each bucket to come: its bytes are to be received before the next one is asked for."""
+        """Yields each announced bucket. Receive its bytes before asking for the next one."""
         yield from self._opening.buckets
         while isinstance(frame := self._get(), Bucket):
             yield frame.info
@@ -205,16 +206,16 @@ class Receiving:
         self._closing = frame
 
     def manifest(self) -> Manifest:
-        """What was received; only when all of it was."""
+        """The manifest of what was received. Call it only after the last bucket."""
         assert self._closing is not None, "the transfer is not over"
         return Manifest(self._opening.attempt, self._opening.version, self._closing.digest, self._infos)
 
     def acknowledge(self) -> None:
-        """Tell the source. What is received stays good if others broke, so that is no error here."""
+        """Tell the source that everything arrived. Our copy stays valid if other ranks fail: that is no error."""
         try:
             self.group.barrier()
         except TransferError as error:
-            log.warning("weights are complete here, but others of the transfer failed: %s", error)
+            log.warning("the weights are complete here, but other ranks of the transfer failed: %s", error)
 
     def __enter__(self) -> Self:
         self.group.__enter__()
@@ -237,7 +238,7 @@ class Receiving:
         self.group.broadcast(length)
         num_bytes = int(length.item())
         if not 0 < num_bytes <= MAX_FRAME_BYTES:
-            raise TransferError(f"a header of {num_bytes} bytes in a weight transfer")
+            raise TransferError(f"a weight transfer has a header of {num_bytes} bytes, expected 1 to {MAX_FRAME_BYTES}")
         data = torch.empty(num_bytes, dtype=torch.uint8, device=self.group.device)
         self.group.broadcast(data)
         try:

@@ -1,16 +1,17 @@
 """The controller's end of the star: one ROUTER that every process of the run talks to.
 
-Owns the socket, who may connect (CURVE with one client key) and where a name is reached. Decodes headers,
-passes payloads on untouched. Which process may carry a name is decided by `members`; what a message means,
-by the caller. Whatever a stranger or a broken peer sends is refused, logged, counted, and the run goes on.
+Owns the socket, access control (CURVE with one client key) and the route to each name. Decodes headers and
+forwards payloads untouched. `members` decides which process may use a name; the caller decides what a message
+means. Invalid input from strangers or broken peers is refused, logged and counted, and the run continues.
 
-A peer's socket identity is `name#incarnation`: a process started again under a name never shares a route
-with the one before it, and what a superseded process still sends is told apart.
+A peer's socket identity is `name#incarnation`: a restarted process never shares a route with its predecessor,
+so late messages from the superseded process are recognised.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import Counter
 
@@ -31,10 +32,11 @@ Incoming = tuple[str, AnyMessage, list[Frame]]
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"  # fixed by ZeroMQ's RFC 27, private to this hub's context
 LOG_EVERY_S = 5.0
+MOST_EVENTS = 1000  # connection events read at a time
 HANDSHAKE_FAILURES = {
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "wrong key",
-    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "not our protocol, or encrypted for another controller",
-    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "broken off",
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "another protocol, or encrypted for another controller",
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the peer broke off the handshake",
 }
 
 
@@ -53,15 +55,15 @@ class Hub:
         self._admitted_key = keys.client_public
         self._routes: dict[str, bytes] = {}  # admitted and not lost
         self._names: dict[bytes, str] = {}  # the same by identity
-        self._newest: dict[str, bytes] = {}  # admitted last, lost or not
+        self._newest: dict[str, bytes] = {}  # the last one admitted, even if lost
         self._superseded: set[bytes] = set()
-        self._num_shaken = 0  # handshakes that succeeded
-        self._shaken_before: dict[int, int] = {}  # by file descriptor: how many had when it connected
+        self._num_shaken = 0  # successful handshakes
+        self._shaken_before: dict[int, int] = {}  # by file descriptor: `_num_shaken` when it connected
         self._logged_s: dict[str, float] = {}
         self._context = zmq.Context()
         self._zap = self._context.socket(zmq.REP)
         self._zap.linger = 0
-        self._zap.bind(ZAP_ADDRESS)  # before the router binds, or a first handshake would go unchecked
+        self._zap.bind(ZAP_ADDRESS)  # before the router binds, or the first handshake goes unchecked
         self._router = self._make_router(keys)
         self._monitor = self._router.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -69,6 +71,7 @@ class Hub:
             | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
             | zmq.EVENT_HANDSHAKE_SUCCEEDED
             | zmq.EVENT_ACCEPTED
+            | zmq.EVENT_ACCEPT_FAILED
             | zmq.EVENT_DISCONNECTED
         )
         try:
@@ -76,7 +79,7 @@ class Hub:
         except zmq.ZMQError as error:
             self.close()
             where = f"{bind_host}:{port or 'any port'}"
-            raise SiteError(f"can't listen on {where}: {error}", "choose another host") from None
+            raise SiteError(f"can't listen on {where}: {error}", "choose another interface or port range") from None
         self.host = bind_host
         self.port = int(self._router.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
         self._poller = zmq.Poller()
@@ -89,16 +92,16 @@ class Hub:
         router.curve_publickey = keys.public.encode()
         router.curve_secretkey = keys.secret.encode()
         router.zap_domain = b"rollart"
-        router.router_mandatory = True  # a vanished peer is an error we see, not a silent drop
-        router.router_handover = True  # a reconnecting peer takes its identity over from its dead connection
-        # Credits bound what is in flight to a worker to a few hundred messages. A queue of 10,000 is only ever
-        # filled by a peer that stopped reading: `send` then says False, and the peer is lost by its silence.
+        router.router_mandatory = True  # sending to a vanished peer is an error, not a silent drop
+        router.router_handover = True  # a reconnecting peer takes over the identity of its dead connection
+        # Credits limit a worker to a few hundred messages in flight. Only a peer that stopped reading can fill a
+        # queue of 10,000: `send` then returns False, and the peer is lost by its silence.
         router.sndhwm = 10_000
         router.rcvhwm = 10_000
-        # The library cuts a connection at this size before it takes the frame in. Between our own limit and
-        # this one the frame arrives whole, so it is refused by name and the peer keeps its connection.
+        # Above this size ZeroMQ closes the connection without reading the frame. Between our own limit and this
+        # one the whole frame arrives, so we can refuse it by name and the peer keeps its connection.
         router.maxmsgsize = 4 * self._max_frame_bytes
-        router.linger = 1000  # ms at close: enough for the last Stop to leave, short enough not to hold an exit up
+        router.linger = 1000  # ms at close: enough to send the last Stop, short enough not to delay the exit
         router.tcp_keepalive = 1  # a node that lost power never closes its connections
         router.tcp_keepalive_idle = 30
         router.tcp_keepalive_intvl = 10
@@ -109,7 +112,7 @@ class Hub:
     # --- messages --------------------------------------------------------------------------------
 
     def poll(self, timeout_s: float | None, max_messages: int = 1000) -> list[Incoming]:
-        """What has arrived; waits for it at most `timeout_s` (None: for ever). May return early with nothing."""
+        """Messages that have arrived; waits at most `timeout_s` (None: forever). May return early with none."""
         timeout_ms = None if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999))
         ready = dict(self._poller.poll(timeout_ms))
         if self._zap in ready:
@@ -130,14 +133,14 @@ class Hub:
             try:
                 incoming = self._read(identity, parts)
             except BadMessage as error:
-                self._complain("bad_messages", f"from {identity[:80]!r}: {error}")
+                self._complain("bad_messages", f"bad message from {identity[:80]!r}: {error}")
                 continue
             if incoming is not None:
                 arrived.append(incoming)
 
     def _read(self, identity: bytes, parts: list[bytes]) -> Incoming | None:
         if max(map(len, parts), default=0) > self._max_frame_bytes:
-            self._complain("oversized", f"frame beyond {self._max_frame_bytes} bytes from {identity[:80]!r}")
+            self._complain("oversized", f"frame larger than {self._max_frame_bytes} bytes from {identity[:80]!r}")
             return None
         if not 1 <= len(parts) <= MAX_FRAMES:
             raise BadMessage(f"{len(parts)} frames, expected 1 to {MAX_FRAMES}")
@@ -147,19 +150,19 @@ class Hub:
             return known, message, list(parts[1:])
         name, _, incarnation = identity.decode(errors="replace").partition("#")
         if isinstance(message, messages.Hello) and (name, incarnation) != (message.name, message.incarnation):
-            raise BadMessage(f"Hello of {message.name!r} under another's identity")
+            raise BadMessage(f"Hello of {message.name!r} under another identity")
         if identity in self._superseded:
-            self._complain("superseded", f"{name}: message of a process that another one replaced")
+            self._complain("superseded", f"message from a process that lost the name {name} to a newer one")
             self._send_raw(identity, messages.Refused(f"another process took over the name {name}"))
             return None
         if not isinstance(message, messages.Hello):
-            self._complain("unknown", f"{type(message).__name__} from {name!r}, which has not said Hello")
+            self._complain("unknown", f"{type(message).__name__} from {name!r}, which has not sent Hello")
             self._send_raw(identity, messages.WhoAreYou())
             return None
         return name, message, list(parts[1:])
 
     def send(self, name: str, message: Message, *frames: Frame) -> bool:
-        """False: not admitted, vanished, or it stopped reading. Never raises for what a peer did."""
+        """False: the peer is not admitted, has vanished, or has stopped reading. A peer can't make it raise."""
         identity = self._routes.get(name)
         if identity is None or not self._send_raw(identity, message, *frames):
             self.counters["unreachable"] += 1
@@ -175,10 +178,10 @@ class Hub:
             raise
         return True
 
-    # --- routes, as `members` decides them ---------------------------------------------------------
+    # --- routes, decided by `members` --------------------------------------------------------------
 
     def admit(self, name: str, incarnation: str) -> None:
-        """This process carries `name` from now on; an earlier one is refused whatever it says."""
+        """From now on this process owns `name`; every message of an earlier one is refused."""
         identity = identity_of(name, incarnation)
         earlier = self._newest.get(name)
         if earlier is not None and earlier != identity:
@@ -193,7 +196,7 @@ class Hub:
         self._send_raw(identity_of(name, incarnation), messages.Refused(reason))
 
     def forget(self, name: str) -> None:
-        """It is lost. If it speaks again it is asked who it is."""
+        """The process is lost. If it sends again, it gets WhoAreYou."""
         identity = self._routes.pop(name, None)
         if identity is not None:
             self._names.pop(identity, None)
@@ -215,19 +218,23 @@ class Hub:
             self._zap.send_multipart([version, number, code, text, b"worker" if admitted else b"", b""])
 
     def _read_monitor(self) -> None:
-        """A success does not tell whose it was: a connection with none in its time was a stranger's for certain."""
-        while self._monitor.poll(0):
+        """Success events don't name a connection. One without any success during its lifetime was a stranger's."""
+        for _ in range(MOST_EVENTS):  # a listener that can't accept reports it endlessly
+            if not self._monitor.poll(0):
+                return
             event = zmq.utils.monitor.recv_monitor_message(self._monitor)
             kind, value = int(event["event"]), int(event["value"])
             if kind in HANDSHAKE_FAILURES:
                 self._complain("refused_handshakes", HANDSHAKE_FAILURES[kind])
+            elif kind == zmq.EVENT_ACCEPT_FAILED:
+                self._complain("refused_connections", f"{os.strerror(value)}; if out of files, raise `ulimit -Hn`")
             elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._num_shaken += 1
             elif kind == zmq.EVENT_ACCEPTED:
                 self._shaken_before[value] = self._num_shaken
             elif self._shaken_before.pop(value, None) == self._num_shaken:
                 self._complain("disconnects", "a connection that did not speak ZeroMQ")
-            else:  # an end, a break or a frame beyond `maxmsgsize`
+            else:  # closed, broken, or a frame larger than `maxmsgsize`
                 log.debug("connection closed")
 
     # --- complaints ------------------------------------------------------------------------------------
@@ -237,7 +244,7 @@ class Hub:
         self._log_sometimes(counter, f"{text} ({counter}: {self.counters[counter]})")
 
     def _log_sometimes(self, kind: str, text: str) -> None:
-        """One line per kind in `LOG_EVERY_S`: a peer that sends garbage in a loop must not fill the disk."""
+        """At most one line per kind every `LOG_EVERY_S`: a peer that sends garbage in a loop must not fill the disk."""
         now = time.monotonic()
         if now - self._logged_s.get(kind, -LOG_EVERY_S) >= LOG_EVERY_S:
             self._logged_s[kind] = now

@@ -1,6 +1,6 @@
-"""The addresses of this node. Owns how a name of an interface or a network becomes an address to bind to.
+"""The addresses of this node. Owns how the name of an interface or a network becomes an address to bind to.
 
-Resolved by each process on its own node: interfaces differ between nodes, networks have one address on each.
+Each process resolves it on its own node: interface names differ between nodes, and a node has one address per network.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PROBE = ("192.0.2.1", 9)  # reserved for documentation; nothing is sent there
 
 
 def address_of(interface: str) -> str:
-    """The IPv4 address of this node on an interface (`ib0`) or in a network (`10.1.0.0/16`); empty: the host's own."""
+    """This node's IPv4 address on an interface (`ib0`) or in a network (`10.1.0.0/16`); empty: `own_address`."""
     if not interface:
         return own_address()
     known = dict(_interfaces())
@@ -31,13 +31,13 @@ def address_of(interface: str) -> str:
         listed = ", ".join(f"{name} {address}" for name, address in known.items())
         raise SiteError(
             f"{socket.gethostname()} has no address on {interface!r}; it has: {listed}",
-            "correct network.control or network.data of the site file",
+            "correct network.control or network.data in the site file",
         )
     return found
 
 
 def own_address() -> str:
-    """The address other nodes know this host by: that of its name, else that of its default route, else loopback."""
+    """The address at which other nodes reach this host: that of its name, else of its default route, else loopback."""
     for address in (_address_of_name(), _default_address()):
         if address and not ipaddress.ip_address(address).is_loopback:
             return address
@@ -59,7 +59,7 @@ def _default_address() -> str:
 
 
 def address_facing(host: str, port: int) -> str:
-    """The address of this node that reaches `host`: the one to bind to. Sends nothing."""
+    """This node's address on the route to `host`: the one to bind to. Sends nothing."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
@@ -67,12 +67,12 @@ def address_facing(host: str, port: int) -> str:
 
 
 def interface_with(address: str) -> str:
-    """The name of the interface that has this address: what gloo and NCCL ask for. Empty if none has it."""
+    """The name of the interface with this address, as gloo and NCCL need it. Empty if there is none."""
     return next((name for name, known in _interfaces() if known == address), "")
 
 
 def _interfaces() -> Iterator[tuple[str, str]]:
-    """Those that are up and have an IPv4 address."""
+    """Interfaces that are up and have an IPv4 address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             try:

@@ -1,7 +1,7 @@
 """The CURVE keys of one attempt. Owns their files; opens no socket.
 
-`server.key` is read by the controller alone, `client.key` by every worker. Both are made anew for every
-attempt, so a process that survived an earlier attempt can't even shake hands with the present controller.
+Only the controller reads `server.key`; every worker reads `client.key`. Every attempt gets new keys, so a
+process that survived an earlier attempt can't even complete a handshake with the current controller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CLIENT_FILE = "client.key"
 
 @dataclass(frozen=True, repr=False)
 class ServerKeys:
-    """What the controller needs: its own pair and the only client key it admits (Z85 text)."""
+    """The controller's keys: its own pair and the only client key it accepts (Z85 text)."""
 
     public: str
     secret: str
@@ -31,7 +31,7 @@ class ServerKeys:
 
 @dataclass(frozen=True, repr=False)
 class ClientKeys:
-    """What a worker needs: the pair shared by all workers of the attempt and the controller's public key."""
+    """A worker's keys: the pair shared by all workers of the attempt, and the controller's public key."""
 
     public: str
     secret: str
@@ -48,7 +48,7 @@ def new_keys() -> tuple[ServerKeys, ClientKeys]:
 
 
 def make_keys(directory: Path) -> None:
-    """Write a fresh set into `directory` (made if it is not there)."""
+    """Write new keys into `directory`, which is created if missing."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     server, client = new_keys()
     _write(directory / SERVER_FILE, server)
@@ -64,7 +64,7 @@ def load_client(directory: Path) -> ClientKeys:
 
 
 def _write(path: Path, keys: ServerKeys | ClientKeys) -> None:
-    # O_EXCL: an attempt's keys are never replaced, workers that hold the old ones would be locked out.
+    # O_EXCL: never replace the keys of an attempt, or workers that hold the old ones are locked out.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.json.encode(keys))
@@ -77,6 +77,7 @@ def _read(path: Path, kind: type[_Keys]) -> _Keys:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
-        raise SiteError(f"{path}: {error.strerror}", "keys belong to an attempt: was this one started?") from None
+        fix = "keys are made when an attempt starts: check the run directory and --attempt"
+        raise SiteError(f"{path}: {error.strerror}", fix) from None
     except msgspec.DecodeError:
         raise SiteError(f"{path}: not a key file", "start a new attempt with `rollart-hpc resume`") from None

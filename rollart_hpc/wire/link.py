@@ -1,15 +1,15 @@
-"""A worker's end of the star: one DEALER to the controller, owned by a thread of its own.
+"""A worker's end of the star: one DEALER to the controller, owned by its own thread.
 
 Owns registration, heartbeats, reconnecting and the detection of a silent controller. The role's main thread
-calls `send` and `recv` and may be busy for as long as it likes: the thread keeps telling that it lives.
+calls `send` and `recv` and may be busy for any length of time: the link's thread keeps sending heartbeats.
 Knows nothing of roles.
 
     main thread                       I/O thread                            controller
     send() -> outbox, wake-up ------> DEALER ----------------------------->
     recv() <- inbox, eventfd <------- DEALER <-----------------------------
 
-When the connection broke or the controller lost sight of us, messages may be gone in both directions. The link
-then says Hello again and hands `WhoAreYou` to the role: drop what you were doing, it is issued again.
+When the connection breaks or the controller considers us lost, messages may be lost in both directions. The link
+then sends Hello again and passes `WhoAreYou` to the role, which drops its work: the controller issues it again.
 """
 
 from __future__ import annotations
@@ -50,9 +50,21 @@ log = logging.getLogger(__name__)
 
 Received = tuple[AnyMessage, list[Frame]]
 
+CLOCK_BEATS = 10  # a busy link sends one heartbeat per this many intervals
+
+
+def beat_due_s(every_s: float, beaten_s: float, sent_s: float, heard_s: float) -> float:
+    """When the next heartbeat is due, given the times of the last heartbeat, message sent and message received.
+
+    Any message is a sign of life: a heartbeat is due only if nothing was sent, or nothing received, for an interval.
+    A busy link still sends one now and then, because the answer carries the controller's clock.
+    """
+    silent_s = min(sent_s, max(heard_s, beaten_s))
+    return min(silent_s + every_s, beaten_s + CLOCK_BEATS * every_s)
+
 
 class LinkClosed(SiteError):
-    """The controller is gone or does not want us: the process has to end."""
+    """The controller is gone or has refused us: the process must exit."""
 
 
 class Link:
@@ -70,7 +82,8 @@ class Link:
         self._bye: Bye | None = None
         self._last_failure = "no answer"
         self._heartbeat_s = 1.0
-        self._silence_s = float("inf")  # until Welcome tells
+        self._sent_s = 0.0
+        self._silence_s = float("inf")  # until Welcome sets it
         self._connected = False
         self._hello_waits = True  # sent, not yet answered
         self._best_round_trip_s = float("inf")
@@ -86,7 +99,7 @@ class Link:
         dealer.curve_publickey = keys.public.encode()
         dealer.curve_secretkey = keys.secret.encode()
         dealer.curve_serverkey = keys.server_public.encode()
-        # Far above what credits allow in flight; when it is full the rest waits in the outbox, in order.
+        # Far more than credits allow in flight. When the queue is full the rest waits in the outbox, in order.
         dealer.sndhwm = 10_000
         dealer.rcvhwm = 10_000
         dealer.maxmsgsize = MAX_FRAME_BYTES
@@ -109,26 +122,26 @@ class Link:
             self.close("no Welcome")
             raise SiteError(
                 f"{self._hello.name}: no Welcome from {self._address} in {timeout_s:g} s ({self._last_failure})",
-                "is the controller of this attempt alive, and is the address reachable from this node?",
+                "check that the controller of this attempt is running and that this node can reach its address",
             )
 
     # --- main thread -----------------------------------------------------------------------------
 
     def send(self, message: Message, *frames: Frame) -> None:
-        """From any thread; never blocks. The frames must not be changed afterwards."""
+        """Call from any thread; never blocks. Don't change the frames afterwards."""
         if len(frames) >= MAX_FRAMES or any(memoryview(frame).nbytes > MAX_FRAME_BYTES for frame in frames):
-            raise ValueError(f"{type(message).__name__}: too many or too large frames")
+            raise ValueError(f"{type(message).__name__}: too many frames, or one is too large")
         if self._bye is not None:
-            return  # a thread of the role that outlives the link
+            return  # the caller is a thread of the role that outlives the link
         self._outbox.append([messages.encode(message), *frames])
         self._outgoing.set()
 
-    def update_hello(self, *, version: int, digest: str) -> None:
-        """From any thread: what is said the next time this process has to join again."""
-        self._hello = msgspec.structs.replace(self._hello, version=version, digest=digest)
+    def update_hello(self, *, version: int) -> None:
+        """Call from any thread. Changes the Hello for the next time this process joins."""
+        self._hello = msgspec.structs.replace(self._hello, version=version)
 
     def recv(self, timeout_s: float | None = None) -> Received | None:
-        """The next message, or None after `timeout_s` (None: wait for ever). Raises LinkClosed at the end."""
+        """The next message, or None after `timeout_s` (None: wait forever). Raises LinkClosed once it is closed."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             received = self._pop()
@@ -152,7 +165,7 @@ class Link:
             return None
 
     def fileno(self) -> int:
-        """Readable while messages wait, and for good once the link is closed: for selectors."""
+        """For selectors: readable while messages wait, and always once the link is closed."""
         return self._incoming.fd
 
     def close(self, reason: str = "done", *, is_leaving: bool = False) -> None:
@@ -180,7 +193,7 @@ class Link:
             self._dealer.connect(self._address)
             self._say_hello()
             self._serve(monitor)
-        except Exception as error:  # whatever it is, the main thread must not wait for ever
+        except Exception as error:  # the main thread must not wait forever, whatever happened
             log.exception("link thread failed")
             self._end(f"link failed: {error}")
         finally:
@@ -193,14 +206,15 @@ class Link:
         poller.register(self._outgoing.fd, zmq.POLLIN)
         poller.register(monitor, zmq.POLLIN)
         poller.register(self._dealer, zmq.POLLIN)
-        heard_s = beaten_s = woken_s = time.monotonic()
+        heard_s = beaten_s = woken_s = self._sent_s = time.monotonic()
         while self._bye is None and self.closed_reason is None:
-            due_s = min(beaten_s + self._heartbeat_s, heard_s + self._silence_s)
+            beat_s = beat_due_s(self._heartbeat_s, beaten_s, self._sent_s, heard_s)
+            due_s = min(beat_s, heard_s + self._silence_s)
             wait_s = max(0.0, due_s - time.monotonic())
             ready = dict(poller.poll(int(wait_s * 1000) + 1))
             now = time.monotonic()
             if now - woken_s > wait_s + self._silence_s / 2:
-                heard_s = now  # it was this process that stood still, not the controller
+                heard_s = now  # this process was blocked, not the controller
             woken_s = now
             if self._outgoing.fd in ready:
                 self._outgoing.clear()
@@ -208,8 +222,8 @@ class Link:
                 self._read_monitor(monitor)
             if self._dealer in ready and self._read_all():
                 heard_s = now
-            if now - beaten_s >= self._heartbeat_s:
-                beaten_s = now
+            if now >= beat_due_s(self._heartbeat_s, beaten_s, self._sent_s, heard_s):
+                beaten_s = self._sent_s = now
                 if self._welcomed.is_set():
                     self._put([messages.encode(Heartbeat(now))])
             blocked = not self._flush()
@@ -225,6 +239,7 @@ class Link:
             send_parts(self._dealer, parts)
         except zmq.Again:
             return False
+        self._sent_s = time.monotonic()
         return True
 
     def _flush(self) -> bool:
@@ -235,7 +250,7 @@ class Link:
         return True
 
     def _read_all(self) -> bool:
-        """True if anything was ours."""
+        """True if a valid message arrived."""
         heard = False
         while True:
             try:
@@ -245,7 +260,7 @@ class Link:
             try:
                 message = messages.decode(parts[0].buffer)
             except BadMessage as error:
-                log.warning("from the controller: %s", error)
+                log.warning("ignoring a bad message from the controller: %s", error)
                 continue
             heard = True
             self._receive(message, [part.buffer for part in parts[1:]])
@@ -256,7 +271,7 @@ class Link:
         elif isinstance(message, Welcome):
             self._welcome(message)
         elif isinstance(message, WhoAreYou):
-            if not self._hello_waits:  # else it answers what we sent before our Hello
+            if not self._hello_waits:  # otherwise it answers a message we sent before our Hello
                 self._say_hello()
         elif isinstance(message, Refused):
             self._end(f"refused: {message.reason}")
@@ -279,7 +294,7 @@ class Link:
             self._deliver(WhoAreYou(), [])
 
     def _measure_clock(self, ack: HeartbeatAck) -> None:
-        """The fastest round trip tells the offset best. Forgets slowly, for clocks that drift."""
+        """The fastest round trip gives the best offset. The record expires slowly, because clocks drift."""
         now = time.monotonic()
         round_trip_s = now - ack.sent_s
         if round_trip_s <= self._best_round_trip_s:
@@ -291,16 +306,16 @@ class Link:
         while monitor.poll(0):
             event = int(zmq.utils.monitor.recv_monitor_message(monitor)["event"])
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self._end("the controller does not admit our key: it belongs to another attempt")
+                self._end("the controller refused our key: it belongs to another attempt")
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._connected = True
             elif event == zmq.EVENT_DISCONNECTED:
-                if self._connected:  # and not a handshake that failed
-                    log.info("connection to the controller broke, joining again")
+                if self._connected:  # not a failed handshake
+                    log.info("the connection to the controller broke; joining again")
                     self._say_hello()
                 self._connected = False
             else:
-                self._last_failure = "the handshake failed: wrong key or not a controller"
+                self._last_failure = "the handshake failed: wrong key, or not a controller"
 
     def _deliver(self, message: AnyMessage, frames: list[Frame]) -> None:
         with self._lock:

@@ -1,9 +1,9 @@
-"""Every message of the run, and how its header is written. Owns the protocol; opens no socket.
+"""All messages of the run and the encoding of their headers. Owns the protocol; opens no socket.
 
 A message is `[header, payload, payload, ...]`: the header is one byte of protocol version and a
 msgpack-encoded struct from this file, payloads are raw arrays that the hub forwards untouched.
-`frames` in a docstring lists the payloads. `issue` counts how often a trajectory was handed out:
-a worker's answer for an older issue is dropped.
+`frames` in a docstring lists the payloads. `issue` counts how many times a trajectory was issued:
+an answer to an older issue is dropped.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Union
 import msgspec
 
 from rollart_hpc.types import Frame
+from rollart_hpc.vocabulary import RunState
 
 PROTOCOL = 1
 MAX_FRAME_BYTES = 64 << 20
@@ -20,11 +21,11 @@ MAX_FRAMES = 4096
 
 
 class BadMessage(Exception):
-    """A frame that is not one of ours. Logged and counted by the hub; the run goes on."""
+    """A frame that is not a valid message. The hub logs and counts it, and the run continues."""
 
 
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    pass
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Exempt from garbage collection: no message is part of a cycle, and a controller holds many thousands."""
 
 
 # --- membership ------------------------------------------------------------------------------
@@ -37,31 +38,31 @@ class Hello(Message):
     name: str  # unique in the run, e.g. "engine-compute-0"; also the socket's identity
     node: str
     pool: str  # hardware class of an engine, "" otherwise
-    capacity: int  # requests in flight at most: the credits the controller may spend
+    capacity: int  # maximum requests in flight: the controller's credits for this worker
     package: str
     attempt: int
-    incarnation: str  # differs for every process start
+    incarnation: str  # unique for every process start
     pid: int
     version: int = -1  # trainer: policy_version loaded; -1 = none
-    digest: str = ""  # trainer: digest of the weights loaded
-    address: str = ""  # host to reach this process's data plane
-    num_ranks: int = 1  # engine: its processes that join a collective of weights
+    num_ranks: int = 1  # engine: how many of its processes join a weight transfer
+    kv_tokens: int = 0  # engine: capacity of its KV cache; 0 = unknown
+    speed: float = 1.0  # engine: relative to others of the same capacity
 
 
 class Welcome(Message):
     heartbeat_s: float
-    silence_s: float  # no word from the controller for so long: exit
+    silence_s: float  # exit if the controller is silent for this long
     clock_s: float  # controller's monotonic clock, for the trace
 
 
 class Refused(Message):
-    """The sender must exit with this reason: older attempt, other package version, duplicate name."""
+    """The receiver must exit with this reason: older attempt, other package version, name taken over."""
 
     reason: str
 
 
 class WhoAreYou(Message):
-    """controller -> a worker it does not know (any more): say Hello again."""
+    """controller -> a worker it does not know (anymore): send Hello again."""
 
 
 class Heartbeat(Message):
@@ -75,7 +76,7 @@ class HeartbeatAck(Message):
 
 class Bye(Message):
     reason: str
-    is_leaving: bool = False  # of its own accord, for it has nothing to do
+    is_leaving: bool = False  # the process chose to leave: it was idle, or its lifetime is over
 
 
 class Stop(Message):
@@ -85,7 +86,7 @@ class Stop(Message):
 
 
 class Exited(Message):
-    """supervisor -> controller: a process is gone (faster than missing heartbeats)."""
+    """supervisor -> controller: a process has exited (faster than waiting for missing heartbeats)."""
 
     name: str
     incarnation: str
@@ -93,22 +94,31 @@ class Exited(Message):
 
 
 class Warned(Message):
-    """worker -> controller -> supervisor: the machine told this process (SIGTERM) that its time will be up."""
+    """worker -> controller -> supervisor: this process got SIGTERM, so the machine will soon end the job."""
 
     name: str
 
 
 class Silent(Message):
-    """controller -> supervisor: this process has not been heard of for long and did not come back; end it."""
+    """controller -> supervisor: this process has been silent for too long; kill it."""
 
     name: str
     incarnation: str
 
 
+class Progress(Message):
+    """controller -> supervisor, about once a second if it changed: input of the watchdog and elastic scaling."""
+
+    state: RunState
+    progress: int  # grows while anything moves
+    to_score: int  # transcripts waiting for a reward worker or being scored
+    alive: dict[str, int]  # processes by role
+
+
 class Drain(Message):
     """supervisor -> controller: save a checkpoint, then stop the run (`reason`: cancelled, limit).
 
-    `at_once`: without one; there is just the time for everybody to leave.
+    `at_once`: without a checkpoint; there is only time for the processes to leave.
     """
 
     reason: str
@@ -126,12 +136,10 @@ class Play(Message):
     task: str
     seed: int  # seed of the environment, shared by the group
     sample_seed: int  # seed of this member's sampling; turn t samples with (sample_seed, t)
-    temperature: float
-    purpose: str
 
 
 class Cancel(Message):
-    """controller -> env worker: close it at once, no answer wanted."""
+    """controller -> env worker: close it immediately; send no answer."""
 
     trajectory: str
     issue: int
@@ -139,21 +147,19 @@ class Cancel(Message):
 
 
 class TurnWanted(Message):
-    """env worker -> controller. frames: new ids (int32), i.e. all ids if `full`, else those behind the prefix."""
+    """env worker -> controller. frames: new ids (int32): all ids if `full`, else those after the prefix."""
 
     trajectory: str
     issue: int
     turn: int
     prefix_tokens: int
-    prefix_hash: int  # types of hash: wire.prefix.PrefixHash
-    num_new_tokens: int
+    prefix_hash: int  # see wire.prefix
     max_new_tokens: int
     full: bool
-    env_s: float = 0.0  # how long the environment took for this turn
 
 
 class Resend(Message):
-    """controller -> env worker: ask for this turn again, with all tokens."""
+    """controller -> env worker: request this turn again, with all tokens."""
 
     trajectory: str
     issue: int
@@ -161,11 +167,11 @@ class Resend(Message):
 
 
 class Ended(Message):
-    """env worker -> controller. frames: transcript (msgpack), then ids, logprobs, versions of all samples in a row."""
+    """env worker -> controller. frames: transcript (msgpack), then ids, logprobs, versions of all samples, joined."""
 
     trajectory: str
     issue: int
-    status: str  # "done" or a failure: the reasons are in docs/runs.md
+    status: str  # vocabulary.DONE or a DropReason
     detail: str
     num_turns: int
     num_tokens: int
@@ -193,13 +199,13 @@ class Generate(Message):
 
 
 class Abort(Message):
-    """controller -> engine: stop this request in mid-decode; no answer wanted."""
+    """controller -> engine: stop this request, even while it decodes; send no answer."""
 
     request: int
 
 
 class Forget(Message):
-    """controller -> engine: these trajectories ended, free what is kept of them."""
+    """controller -> engine: these trajectories ended; free everything held for them."""
 
     trajectories: list[str]
 
@@ -209,7 +215,7 @@ class PrefixMissing(Message):
 
 
 class Prefilled(Message):
-    """engine -> controller: the KV of this prompt can be had by the engine that decodes it."""
+    """engine -> controller: the KV of this prompt is ready for the engine that decodes it."""
 
     request: int
     trajectory: str
@@ -217,6 +223,7 @@ class Prefilled(Message):
     num_prefill_tokens: int
     queue_s: float = 0.0
     prefill_s: float = 0.0
+    kv_used_tokens: int = 0  # KV in use by all trajectories of the engine
 
 
 class Generated(Message):
@@ -224,19 +231,19 @@ class Generated(Message):
 
     request: int
     trajectory: str
-    finish: str  # "stop" (end-of-turn token sampled, included) or "length"
     num_prefill_tokens: int
     num_decode_tokens: int
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    kv_used_tokens: int = 0  # KV in use by all trajectories of the engine
 
 
 # --- weights ---------------------------------------------------------------------------------
 
 
 class Published(Message):
-    """trainer -> controller: staged: the buckets lie in its node's shared memory; direct: ready to send."""
+    """trainer -> controller. staged: the buckets are in its node's shared memory; direct: ready to send."""
 
     attempt: int
     version: int
@@ -245,21 +252,21 @@ class Published(Message):
 
 
 class Adopt(Message):
-    """controller -> relay of the trainer's node: these weights are yours now."""
+    """controller -> relay of the trainer's node: take over these weights."""
 
     attempt: int
     version: int
 
 
 class PublishAgain(Message):
-    """controller -> trainer: nobody holds a good copy of this version; publish it once more if it is yours still."""
+    """controller -> trainer: nobody holds a good copy of this version; publish it again if you still have it."""
 
     attempt: int
     version: int
 
 
 class Held(Message):
-    """relay -> controller: engines on my node may install these."""
+    """relay -> controller: engines on my node can install these weights."""
 
     attempt: int
     version: int
@@ -268,7 +275,7 @@ class Held(Message):
 
 
 class TransferOffer(Message):
-    """controller -> source (relay, or trainer if direct): open a rendezvous for `size` ranks; you are rank 0."""
+    """controller -> source (relay, or trainer if direct): open a rendezvous for `size` ranks as rank 0."""
 
     epoch: int
     attempt: int
@@ -295,19 +302,19 @@ class TransferJoin(Message):
 
 
 class TransferFailed(Message):
-    """source or target -> controller: the collective of this epoch broke."""
+    """source or target -> controller: the collective of this epoch failed."""
 
     epoch: int
     reason: str
 
 
 class TransferSent(Message):
-    """source -> controller: all buckets of this epoch are out."""
+    """source -> controller: all buckets of this epoch have been sent."""
 
     epoch: int
     num_bytes: int
     seconds: float
-    collective: str = ""  # gloo, mpi or nccl: what the epoch went over in the end
+    collective: str = ""  # gloo, mpi or nccl: what the epoch actually used
 
 
 class Install(Message):
@@ -322,7 +329,7 @@ class Installed(Message):
     version: int
     num_bytes: int
     seconds: float
-    exposed_s: float  # how long generation stood still
+    exposed_s: float  # how long generation was paused
 
 
 class InstallFailed(Message):
@@ -360,7 +367,7 @@ class ScoreFailed(Message):
 
 
 class BatchWanted(Message):
-    """trainer -> controller: at `version` and ready for the step version -> version + 1."""
+    """trainer -> controller: at `version`, ready for the step version -> version + 1."""
 
     version: int
 
@@ -397,7 +404,7 @@ class Committed(Message):
 
 
 class Save(Message):
-    """controller -> trainer: write your part of the checkpoint into this directory (it exists)."""
+    """controller -> trainer: write your part of the checkpoint into this existing directory."""
 
     version: int
     directory: str
@@ -405,11 +412,11 @@ class Save(Message):
 
 class Saved(Message):
     version: int
-    error: str  # "" = good
+    error: str  # "" = success
 
 
 AnyMessage = Union[
-    Hello, Welcome, Refused, WhoAreYou, Heartbeat, HeartbeatAck, Bye, Stop, Exited, Silent, Warned, Drain,
+    Hello, Welcome, Refused, WhoAreYou, Heartbeat, HeartbeatAck, Bye, Stop, Exited, Silent, Warned, Progress, Drain,
     Play, Cancel, TurnWanted, Resend, Ended,
     Generate, Abort, Forget, PrefixMissing, Prefilled, Generated,
     Published, PublishAgain, Adopt, Held, TransferOffer, TransferReady, TransferJoin, TransferFailed, TransferSent,
@@ -428,13 +435,12 @@ def encode(message: Message) -> bytes:
 
 
 def decode(header: Frame) -> AnyMessage:
-    view = memoryview(header)
-    if len(view) < 2:
+    if len(header) < 2:
         raise BadMessage("empty header")
-    if view[0] != PROTOCOL:
-        raise BadMessage(f"protocol version {view[0]}, expected {PROTOCOL}")
+    if header[0] != PROTOCOL:
+        raise BadMessage(f"protocol version {header[0]}, expected {PROTOCOL}")
     try:
-        message: AnyMessage = _decoder.decode(view[1:])
+        message: AnyMessage = _decoder.decode(header[1:])  # a copy of so few bytes costs less than a view
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadMessage(f"header does not parse: {error}") from None
     return message

@@ -1,4 +1,4 @@
-"""The hash by which an env worker and an engine agree on a prefix of token ids. Owns that definition only."""
+"""The hash with which an env worker and an engine compare a prefix of token ids. Owns only that definition."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 
 
 def prefix_hash(ids: NDArray[np.int32]) -> int:
-    """63 bits, so that it fits msgpack's and numpy's signed integers on every side."""
+    """63 bits, so that it fits the signed integers of msgpack and numpy."""
     return xxhash.xxh3_64_intdigest(np.ascontiguousarray(ids, np.int32).data) >> 1
 
 
 class PrefixHash:
-    """The same hash of a sequence that grows, without hashing its beginning again at every turn."""
+    """The same hash for a growing sequence, without hashing its beginning again at every turn."""
 
     def __init__(self, ids: NDArray[np.int32] | None = None) -> None:
         self._state = xxhash.xxh3_64()

@@ -1,4 +1,4 @@
-"""How one thread wakes another that waits in a selector. Owns an eventfd and nothing else."""
+"""Lets one thread wake another that waits in a selector. Owns an eventfd and nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Wakeup:
             os.eventfd_read(self.fd)
 
     def wait(self, timeout_s: float | None) -> None:
-        poll = select.poll()  # not select(): descriptors may lie beyond 1024
+        poll = select.poll()  # not select(): descriptors may exceed 1024
         poll.register(self.fd, select.POLLIN)
         poll.poll(None if timeout_s is None else int(timeout_s * 1000) + 1)
 

@@ -38,8 +38,8 @@ def page(trained: dict[tuple[str, str], Trained]) -> list[str]:
             scores = [f"{figures['score_first']:.2f}", f"{figures['score_last']:.2f}"]
             rows.append([name, site, task, *scores, str(status["step"]), f"{run.seconds:.0f} s"])
     splits = [
-        f"{name}, {site}: {run.status['split_requests']} turns were prefilled on one pool and decoded on the other, "
-        f"{run.status['split_fallbacks']} had to be served by one alone."
+        f"{name}, {site}: {run.status['split_requests']} turns were prefilled on one pool and decoded on the other; "
+        f"{run.status['split_fallbacks']} were served by a single pool."
         for (name, site), run in trained.items()
         if not run.code and run.status["split_requests"]
     ]
@@ -47,10 +47,11 @@ def page(trained: dict[tuple[str, str], Trained]) -> list[str]:
     return [
         "# The quickstart's tasks with other backends",
         "",
-        "Success on held-out seeds before the first and after the last step, greedy. `tiny-vllm`: vLLM engines;",
-        "`tiny-megatron`: a megatron-core trainer with tensor parallel size 2; `tiny-mpi`: weights between relays over",
-        "MPI; `tiny-split`: prefill on the compute pool, decode on the bandwidth pool. `local` is `rollart-hpc run`,",
-        "`dev` is `rollart-hpc submit --site dev --wait` on the development cluster. All on 2 shared CPU cores, by:",
+        "Greedy success on held-out seeds before the first and after the last step. `tiny-vllm` uses vLLM engines,",
+        "`tiny-megatron` a megatron-core trainer with tensor parallel size 2, `tiny-mpi` MPI for weights between",
+        "relays; `tiny-split` prefills on the compute pool and decodes on the bandwidth pool. `local` is",
+        "`rollart-hpc run`, `dev` is `rollart-hpc submit --site dev --wait` on the development cluster. Measured on",
+        "2 shared CPU cores by:",
         "",
         "```",
         "python tests/acceptance/run.py backends",

@@ -1,4 +1,4 @@
-"""The benchmarks against the raw thing. Their goals are checked here, not in tests: a shared machine is noisy."""
+"""The benchmarks against the bare libraries. Their goals are checked here, not in tests: a shared machine is noisy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ def benches(keep: Path) -> bool:
         "engine": _bench("engine", "--model", model, "--batch", "16"),
         "trainer": _bench("trainer"),
         "weights": _bench("weights"),
-        "hub": _bench("hub"),
     }
     figures["engine"]["model"] = "SmolLM2-135M"
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -39,25 +38,21 @@ def _bench(what: str, *options: str) -> dict[str, Any]:
 
 
 def page(figures: dict[str, dict[str, Any]]) -> list[str]:
-    engine, trainer, weights, hub = (figures[name] for name in ("engine", "trainer", "weights", "hub"))
+    engine, trainer, weights = (figures[name] for name in ("engine", "trainer", "weights"))
     ratios = [
-        ["`rollart-hpc bench engine --model DIR`", "vLLM driven directly, SmolLM2-135M, batch 16", _ratio(engine)],
+        ["`rollart-hpc bench engine --model DIR`", "vLLM used directly, SmolLM2-135M, batch 16", _ratio(engine)],
         ["`rollart-hpc bench trainer`", "a bare torch loop on the same packed batch", _ratio(trainer)],
         *(
             ["`rollart-hpc bench weights`", f"the bare collective, {row['collective']}", f"{row['ratio_to_raw']:.2f}"]
             for row in weights["rows"]
         ),
     ]
-    rows = [
-        [str(row["slots"]), f"{row['turns_per_s']:.0f}", f"{row['p99_ms']:.1f}", f"{row['cpu_us_per_turn']:.0f}"]
-        for row in hub["rows"]
-    ]
     exposed = weights["exposed"]
     checksums = ", ".join(f"{row['collective']} {row['checksum_share']:.0%}" for row in weights["rows"])
     return [
-        "# Against the raw thing",
+        "# Overhead over the bare libraries",
         "",
-        "Medians of interleaved pairs on 2 shared CPU cores; raw figures in `benches.json`. All by:",
+        "Medians of interleaved pairs on 2 shared CPU cores. `benches.json` has the raw figures. Measured by:",
         "",
         "```",
         "python tests/acceptance/run.py benches",
@@ -65,14 +60,12 @@ def page(figures: dict[str, dict[str, Any]]) -> list[str]:
         "",
         *table(["command", "speed relative to", "ratio"], ratios),
         "",
-        f"One pass of the checksum takes, of the time of a transfer through relays: {checksums}. An install of",
+        f"Share of a checksum pass in the time of a transfer through relays: {checksums}. An install of",
         f"{exposed['model_mb']:.0f} MB takes {exposed['install_ms']:.1f} ms, a memcpy of the same",
-        f"bytes {exposed['memcpy_ms']:.1f} ms, the KV rebuild {exposed['rebuild_ms']:.1f} ms: the",
-        f"exposed time is {weights['exposed_to_memcpy']:.2f} of memcpy and rebuild.",
+        f"bytes {exposed['memcpy_ms']:.1f} ms, and the KV rebuild {exposed['rebuild_ms']:.1f} ms. The",
+        f"exposed time is {weights['exposed_to_memcpy']:.2f} times memcpy plus rebuild.",
         "",
-        f"The controller alone (`rollart-hpc bench hub`), {hub['payload']}; p99 at half the highest rate:",
-        "",
-        *table(["slots", "turns/s", "p99 ms", "controller CPU us per turn"], rows),
+        "For the controller, see [its page](hub.md).",
     ]
 
 

@@ -68,9 +68,9 @@ def write_quickstart(results: list[Result]) -> None:
     lines = [
         "# Quickstart over seeds",
         "",
-        "Success on 128 validation plays per task on held-out seeds before the first and after the last step, greedy.",
-        f"A seed passes if every task rises from below {FIRST_BELOW} to above {LAST_ABOVE}, the base model is made",
-        f"within {BASE_MODEL_LIMIT_S} s, and the run, base model and validations included, ends within {LIMIT_S} s.",
+        "Greedy success on 128 validation plays per task, on held-out seeds, before the first and after the last step.",
+        f"A seed passes if every task rises from below {FIRST_BELOW} to above {LAST_ABOVE}, the base model takes",
+        f"at most {BASE_MODEL_LIMIT_S} s and the whole run, with base model and validations, at most {LIMIT_S} s.",
         "Measured on 2 shared CPU cores by:",
         "",
         "```",
@@ -79,10 +79,10 @@ def write_quickstart(results: list[Result]) -> None:
         "",
         *table(head, [result.row(tasks) for result in results]),
         "",
-        "On FrozenLake a held-out seed is not always an unseen map: there are few 4x4 maps, and most of those for",
-        "validation occur in training too. The questions of `sorting` are drawn from 151,200: nearly all are new.",
+        "On FrozenLake a held-out seed is not always an unseen map: there are few 4x4 maps, and most validation maps",
+        "also occur in training. `sorting` has 151,200 questions, so nearly all of its held-out ones are new.",
         "",
-        "A seed decides what is played, not which trajectory is ready first: the same seed may end some hundredths",
-        "higher or lower next time.",
+        "A seed fixes what is played but not which trajectory finishes first: another run of the same seed may end a",
+        "few hundredths higher or lower.",
     ]
     write_page("quickstart", lines)

@@ -6,6 +6,10 @@ python tests/acceptance/run.py slurm        # needs root on Debian or Ubuntu: it
 python tests/acceptance/run.py backends     # likewise
 python tests/acceptance/run.py smollm2
 python tests/acceptance/run.py benches
+python tests/acceptance/run.py hub
+python tests/acceptance/run.py ray          # installs Ray into an environment of its own
+
+`make acceptance-PART` does the same.
 """
 
 from __future__ import annotations
@@ -18,8 +22,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.acceptance.against_ray import against_ray
 from tests.acceptance.backends import backends
 from tests.acceptance.benches import benches
+from tests.acceptance.hub import hub
 from tests.acceptance.modes import modes
 from tests.acceptance.quickstart import quickstart
 from tests.acceptance.slurm import slurm
@@ -41,6 +47,8 @@ def main() -> int:
             "backends": lambda: backends(keep),
             "smollm2": lambda: smollm2(keep),
             "benches": lambda: benches(keep),
+            "hub": hub,
+            "ray": lambda: against_ray(keep),
         }
         unknown = set(args.parts) - set(parts)
         if unknown:

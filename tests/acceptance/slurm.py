@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.observe import metrics, phases
+from rollart_hpc.rundir import RunDir
 from tests.acceptance.drive import ROOT, Trained, rollart, table, train, write_page
 
 END_LIMIT_S = 10.0  # from scancel to the end of the last process
@@ -92,8 +92,8 @@ def working_in(directory: Path) -> list[str]:
 
 
 def ending(end_s: float, what_stays: list[str]) -> str:
-    left = f"in shared memory there were still {', '.join(what_stays)}" if what_stays else "in shared memory neither"
-    return f"`scancel` of the running job: after {end_s:.1f} s no process of it was left, {left}. State: cancelled."
+    left = f"but shared memory still had {', '.join(what_stays)}" if what_stays else "and nothing in shared memory"
+    return f"`scancel` of the running job: after {end_s:.1f} s no process was left, {left}. State: cancelled."
 
 
 def learned(status: dict[str, Any]) -> bool:
@@ -120,8 +120,8 @@ def page(runs: dict[str, Trained]) -> list[str]:
         "# The quickstart on Slurm",
         "",
         "`rollart-hpc submit quickstart --site SITE --wait` on the development cluster, real Slurm with virtual nodes",
-        "on the same 2 shared CPU cores, beside `rollart-hpc run quickstart`. Site `dev`: one heterogeneous job over",
-        "three partitions, `single` an ordinary job in one partition. Measured by:",
+        "on the same 2 shared CPU cores, compared with `rollart-hpc run quickstart`. `dev` is one heterogeneous job",
+        "over three partitions, `single` an ordinary job in one. Measured by:",
         "",
         "```",
         "python tests/acceptance/run.py slurm",

@@ -8,7 +8,7 @@ import pytest
 
 from rollart_hpc.bench.modes import Row, Settings, as_json, table
 from rollart_hpc.cli.main import main
-from rollart_hpc.config.schema import MODES
+from rollart_hpc.config.modes import Mode
 from rollart_hpc.errors import UserError
 
 ROW = Row(0.15, {"sync": 4.0, "sync_plus": 2.0, "one_off": 3.2, "areal": 1.6, "rollart": 1.0})
@@ -20,9 +20,9 @@ def test_a_row_compares_with_sync() -> None:
 
 
 def test_the_table_has_a_line_per_spread() -> None:
-    head, *lines = table([ROW, Row(0.3, dict.fromkeys(MODES, 1.0))]).splitlines()
-    assert head.split() == ["latency", "std", *MODES, "traj/batched"]
-    assert lines[0].split() == ["0.15", "s", *(f"{ROW.speedup_over_sync[mode]:.2f}x" for mode in MODES), "2.00x"]
+    head, *lines = table([ROW, Row(0.3, dict.fromkeys(Mode, 1.0))]).splitlines()
+    assert head.split() == ["latency", "std", *Mode, "traj/batched"]
+    assert lines[0].split() == ["0.15", "s", *(f"{ROW.speedup_over_sync[mode]:.2f}x" for mode in Mode), "2.00x"]
     assert lines[1].split() == ["0.30", "s", *["1.00x"] * 6]
     assert len({len(line) for line in (head, *lines)}) == 1
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import ModelConfig, RunConfig, TaskConfig
+from rollart_hpc.rundir import RunDir
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 

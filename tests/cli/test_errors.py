@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollart_hpc.config.rundir import COMMITTED, RunDir
+from rollart_hpc.rundir import COMMITTED, RunDir
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -33,9 +33,9 @@ def test_code_that_does_not_fit_is_told_with_everything_else(cli: Cli, run_file:
     for command in ("check", "run"):
         done = cli(command, run_file, *wrong)
         assert_refused(
-            done, 2, "3 problems", "steps: 'many' is text", "tasks.lake.params.size: Lake takes no such argument"
+            done, 2, "3 problems", "steps: 'many' is text", "tasks.lake.params.size: Lake has no such argument"
         )
-        assert "lake.py has no scroe; it has: Lake, score" in done.stderr
+        assert "lake.py has no scroe; choose one of: Lake, score" in done.stderr
     assert_refused(cli("run", run_file, "model.kind=tiny"), 2, "tasks.lake.environment: Lake has no legal_answer(rng)")
     assert not run_root.exists()
 
@@ -50,7 +50,7 @@ def test_existing_run_directory(cli: Cli, run_file: Path, tmp_path: Path) -> Non
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "thesis.tex").write_text("years of work")
-    assert_refused(cli("run", run_file, "--run-dir", theirs), 2, "exists already", "choose another --run-dir", "resume")
+    assert_refused(cli("run", run_file, "--run-dir", theirs), 2, "already exists", "choose another --run-dir", "resume")
     assert [path.name for path in theirs.iterdir()] == ["thesis.tex"]
 
 
@@ -73,7 +73,7 @@ def test_commands_for_a_run_that_is_not_running(cli: Cli, run: RunDir) -> None:
     assert_refused(cli("cancel", run.path), 2, "is not running")
     assert_refused(cli("join", run.path, "env"), 2, "is not running")
     run.supervisor.write_text(json.dumps({**owner, "state": "finished"}))
-    assert_refused(cli("resume", run.path), 2, "has finished all its")
+    assert_refused(cli("resume", run.path), 2, "has finished all")
 
 
 def test_a_damaged_checkpoint_is_named_and_kept(cli: Cli, run: RunDir) -> None:

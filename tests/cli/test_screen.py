@@ -4,15 +4,19 @@ import io
 import json
 from typing import Any
 
-from rollart_hpc.cli.screen import CLEAR, LiveScreen, status_line, summary
-from rollart_hpc.config.rundir import RunDir
+from msgspec.structs import replace
 
-STATUS: dict[str, Any] = {
-    "state": "finished", "step": 2, "steps": 3, "tokens_per_s": 10.0,
-    "tasks": {"lake": {"score_first": 0.25, "score_last": 0.75, "validations": 2},
-              "new": {"score_first": None, "score_last": None}},
-    "staleness": {"bound": 1, "max_trained": 1}, "workers": {"env": {"alive": 2}, "supervisor": {"alive": 1}},
-}  # fmt: skip
+from rollart_hpc.cli.screen import CLEAR, LiveScreen, status_line, summary
+from rollart_hpc.observe.status import StalenessStatus, Status, TaskStatus, WorkerStatus
+from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import RunState
+
+STATUS = Status(
+    state=RunState.FINISHED, step=2, steps=3, tokens_per_s=10.0,
+    tasks={"lake": TaskStatus(score_first=0.25, score_last=0.75, validations=2), "new": TaskStatus()},
+    staleness=StalenessStatus(bound=1, max_trained=1),
+    workers={"env": WorkerStatus(alive=2), "supervisor": WorkerStatus(alive=1)},
+)  # fmt: skip
 STEP: dict[str, Any] = {
     "kind": "step", "step": 1, "version": 2, "step_s": 1.5, "tokens_per_s": 10.0,
     "success": {"lake": 0.5}, "staleness": {"0": 1, "1": 3},
@@ -40,7 +44,7 @@ def test_a_line_per_step_and_validation_where_there_is_no_terminal(run: RunDir) 
     screen.say("engine-compute-0 ended")
     assert out.getvalue().splitlines() == [
         "step 2/3 in 1.5 s | lake 0.50 | 10 tok/s | staleness 1/1 | env 2",
-        "validation of version 2: lake succeeds in 0.750 of 128 plays",
+        "validation of version 2: lake success 0.750 over 128 plays",
         "engine-compute-0 ended",
     ]
 
@@ -55,8 +59,8 @@ def test_what_goes_wrong_with_a_task_is_shown(run: RunDir) -> None:
     assert out.getvalue().splitlines() == [
         "warning: task new failed for the first time: 8 resets failed",
         "warning: task new is quarantined: 8 resets failed",
-        "validation of version 2: lake succeeds in 0.750 of 3 plays, 1 more failed",
-        "validation of version 2: lake has no score, all 4 plays failed",
+        "validation of version 2: lake success 0.750 over 3 plays, 1 more failed",
+        "validation of version 2: lake has no score: all 4 plays failed",
     ]
 
 
@@ -95,14 +99,13 @@ def test_the_summary_tells_first_and_last_scores() -> None:
 
 
 def test_a_single_validation_is_one_number_and_nobody_is_not_listed() -> None:
-    once = {"lake": {"score_first": 0.0, "score_last": 0.0, "validations": 1}}
-    status = {**STATUS, "tasks": once, "workers": {"env": {"alive": 0}}}
+    once = {"lake": TaskStatus(score_first=0.0, score_last=0.0, validations=1)}
+    status = replace(STATUS, tasks=once, workers={"env": WorkerStatus()})
     assert summary(status)[1:] == ["  lake: success 0.000"]
     assert status_line(status) == "step 2/3 | lake (0.00) | 10 tok/s | staleness 1/1"
 
 
 def test_the_summary_names_quarantined_tasks() -> None:
-    bad = {"score_first": None, "score_last": None, "quarantined": True, "quarantine_reason": "8 resets failed"}
-    status = {**STATUS, "tasks": {"bad": bad}}
+    status = replace(STATUS, tasks={"bad": TaskStatus(quarantined=True, quarantine_reason="8 resets failed")})
     assert summary(status)[1:] == ["  bad is quarantined: 8 resets failed"]
     assert " | bad quarantined | " in status_line(status)

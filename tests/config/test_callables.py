@@ -61,11 +61,11 @@ def test_the_format_is_needed_by_the_tiny_model_only(file: Path) -> None:
 
 def test_arguments_that_do_not_bind(file: Path) -> None:
     assert found(file, "Good", params={"size": 1, "color": "blue"}) == [
-        "tasks.t.params.color: Good takes no such argument; did you mean colour? it takes: size, colour"
+        "tasks.t.params.color: Good has no such argument; did you mean colour? legal: size, colour"
     ]
-    assert found(file, "Good") == ["tasks.t.params: Good: missing a required argument: 'size'; it takes: size, colour"]
+    assert found(file, "Good") == ["tasks.t.params: Good: missing a required argument: 'size'; legal: size, colour"]
     assert found(file, "make", "score", reward_params={"transcript": 1}) == [
-        "tasks.t.reward_params.transcript: score takes no such argument; it takes: weight"
+        "tasks.t.reward_params.transcript: score has no such argument; legal: weight"
     ]
     assert "missing a required argument: 'needed'" in found(file, "make", "greedy")[0]
     assert "too many positional arguments" in found(file, "make", "nothing")[0]
@@ -73,10 +73,10 @@ def test_arguments_that_do_not_bind(file: Path) -> None:
 
 def test_references_that_lead_nowhere(file: Path) -> None:
     problems = found(file, "Godo", "socre", params={"any": 1})
-    assert "tasks.t.environment: " in problems[0] and "has no Godo; it has: Bad, Formed, Good" in problems[0]
+    assert "tasks.t.environment: " in problems[0] and "has no Godo; choose one of: Bad, Formed, Good" in problems[0]
     assert "tasks.t.reward: " in problems[1] and len(problems) == 2
     (problem,) = found(file, "Bad")
-    assert "Bad is no environment, it has no step, no outcome, no close" in problem
+    assert "Bad is not an environment: it has no step, no outcome, no close" in problem
 
 
 @pytest.mark.parametrize("text", ["raise RuntimeError('no')", "import sys; sys.exit(1)", "def"])

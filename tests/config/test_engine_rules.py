@@ -11,9 +11,13 @@ from rollart_hpc.errors import UserError
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["engine.kind=vllm", "engine.vllm.seed=1"], "engine.vllm.seed"),
-        (["engine.vllm.block_size=16"], "engine.kind: vllm"),
-        (["tasks.sorting.split=true"], "needs engine.kind: vllm"),
+        (["engine.kind=vllm", "engine.options.seed=1"], "engine.options.seed: set by the run itself"),
+        (
+            ["engine.kind=vllm", "tasks.sorting.split=true", "engine.options.kv_transfer_config={}"],
+            "engine.options.kv_transfer_config: rollart-hpc sets it",
+        ),
+        (["engine.options.block_size=16"], "engine torch has no options"),
+        (["tasks.sorting.split=true"], "set engine.kind: vllm"),
         (["engine.kind=vllm", "tasks.sorting.split=true", "mode=sync"], "mode areal or rollart"),
         (["engine.kind=vllm", "tasks.sorting.split=true", "pools.compute.tensor_parallel=2"], "same tensor_parallel"),
     ],

@@ -18,10 +18,10 @@ def test_modules_and_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("reference", "words"),
-    [("nothing", "names nothing"), (":Thing", "names nothing"), ("collections:", "names nothing"),
+    [("nothing", "is not a reference"), (":Thing", "is not a reference"), ("collections:", "is not a reference"),
      ("no_such_module_here:Thing", "there is no module no_such_module_here"),
      ("collections.missing:Thing", "there is no module collections.missing"),
-     ("collections:Missing", "has no Missing"), ("collections:abc", "no class or function"),
+     ("collections:Missing", "has no Missing"), ("collections:abc", "not a class or function"),
      ("/no/such/file.py:Thing", "there is no file /no/such/file.py")],
 )  # fmt: skip
 def test_clear_errors(reference: str, words: str) -> None:

@@ -14,7 +14,7 @@ import transformers
 
 from rollart_hpc.config.schema import EngineConfig
 from rollart_hpc.engines.contract import Finished, Request
-from rollart_hpc.engines.torch_engine import TorchEngine
+from rollart_hpc.engines.torch.engine import TorchEngine
 from rollart_hpc.types import WeightsId
 from rollart_hpc.wire.prefix import prefix_hash
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.rundir import RunDir
-from rollart_hpc.config.schema import EngineConfig, RunConfig, TaskConfig
+from rollart_hpc.config.schema import EngineConfig, PoolConfig, RunConfig, TaskConfig
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import TokenRecord, WeightsId
 from rollart_hpc.weights.store import NodeStore
 from rollart_hpc.wire import keys
@@ -46,7 +46,12 @@ class Star:
 def run(tmp_path, qwen) -> RunDir:
     run = RunDir(tmp_path / "run").create()
     task = TaskConfig(name="t", max_tokens=128, environment="x:Y", reward="x:y")
-    write_resolved(run.config, RunConfig(tasks={"t": task}, engine=EngineConfig(max_running=4, kv_slots=6)))
+    write_resolved(
+        run.config,
+        RunConfig(
+            tasks={"t": task}, engine=EngineConfig(max_running=4, kv_slots=6), pools={"compute": PoolConfig(speed=2.5)}
+        ),
+    )
     run.model.symlink_to(qwen.directory)
     keys.make_keys(run.keys(run.begin_attempt()))
     yield run
@@ -62,6 +67,7 @@ def test_join_install_generate_stop(run, qwen, ids):
     try:
         joined, _ = star.until(Joined, process)
         assert (joined.hello.role, joined.hello.pool, joined.hello.capacity) == ("engine", "compute", 6)
+        assert (joined.hello.kv_tokens, joined.hello.speed) == (6 * 128, 2.5)
         NodeStore(run.store_root, "here").write(WeightsId(attempt, 2), qwen.named(2), 1 << 20)
         star.hub.send("engine-0", ms.Install(attempt, 2))
         installed, _ = star.until(ms.Installed, process)

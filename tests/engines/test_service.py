@@ -101,6 +101,7 @@ def test_two_turns_and_a_missing_prefix(station, qwen, ids, tmp_path):
     station.generate(1, prompt)
     message, record = station.receive(ms.Generated)
     assert message.num_prefill_tokens == 12 and message.num_decode_tokens == len(record)
+    assert 0 < message.kv_used_tokens == station.engine.kv_used_tokens < station.engine.kv_tokens
     before = np.concatenate([prompt, record.ids])
     station.generate(2, ids(2, 3), prefix=before)
     message, record = station.receive(ms.Generated)

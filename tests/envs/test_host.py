@@ -117,7 +117,7 @@ def test_failing_reset_is_data(make: Make, isolation: str) -> None:
 @pytest.mark.parametrize("isolation", ["process", "shared"])
 @pytest.mark.parametrize(
     ("environment", "detail"),
-    [("Unmakeable", "can't be made"), ("Missing", "has no Missing"), ("sys", "no class or function")],
+    [("Unmakeable", "can't be made"), ("Missing", "has no Missing"), ("sys", "not a class or function")],
 )
 def test_environment_that_can_not_be_made_fails_its_resets(
     make: Make, isolation: str, environment: str, detail: str

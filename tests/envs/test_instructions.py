@@ -48,7 +48,7 @@ def test_kinds_and_length_can_be_chosen() -> None:
     env = Instructions(kinds=["count"], longest=3)
     assert {env.reset(seed).split()[0] for seed in range(20)} == {"Count"}
     assert max(len(env.outcome()["items"]) for seed in range(50) if env.reset(seed)) == 3
-    with pytest.raises(ValueError, match="want some of copy"):
+    with pytest.raises(ValueError, match="must be some of copy"):
         Instructions(kinds=["juggle"])
     with pytest.raises(ValueError, match="longest=1"):
         Instructions(longest=1)

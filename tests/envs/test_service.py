@@ -36,7 +36,7 @@ class FailingHost:
 
 
 def test_the_traceback_of_a_failure_is_logged_once_for_each_task(caplog: pytest.LogCaptureFixture) -> None:
-    plays = [Play(str(n), 1, task, n, sample_seed=1, temperature=1.0, purpose="train") for n, task in enumerate("aab")]
+    plays = [Play(str(n), 1, task, n, sample_seed=1) for n, task in enumerate("aab")]
     link, selector = MagicMock(), MagicMock()
     link.recv.side_effect = [*((play, []) for play in plays), None, (Stop("done"), [])]
     selector.select.side_effect = lambda wait_s: [(SimpleNamespace(data=selector.register.call_args.args[2]), 1)]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
-from rollart_hpc.flow.policy import Policy, TaskPolicy
+from rollart_hpc.flow.rules import FlowRules, TaskRules
 from rollart_hpc.types import WeightsId
 
 
 class Scene:
     """A core with everyone aboard and version 0 installed; `do` feeds events and keeps the commands."""
 
-    def __init__(self, engines=(("engine-c", "compute"), ("engine-b", "bandwidth")), env_slots=100, **policy):
-        tasks = policy.pop("tasks", {"a": TaskPolicy(1.0, "compute")})
+    def __init__(self, engines=(("engine-c", "compute"), ("engine-b", "bandwidth")), env_slots=100, **rules):
+        tasks = rules.pop("tasks", {"a": TaskRules(1.0, "compute")})
         defaults = {"steps": 3, "groups_per_step": 2, "group_size": 2, "alpha": 1, "direct": True}
-        self.core = Core(Policy(tasks=tasks, **{**defaults, **policy}))
+        self.core = Core(FlowRules(tasks=tasks, **{**defaults, **rules}))
         self.out: list[ev.Command] = []
         self.do(ev.Joined("env", "env", capacity=env_slots), ev.Joined("reward", "reward", capacity=100))
         self.do(*(ev.Joined(name, "engine", pool=pool, capacity=100) for name, pool in engines))
@@ -22,7 +22,7 @@ class Scene:
         self.publish(0)
 
     def do(self, *events: ev.Event) -> list[ev.Command]:
-        new = [command for event in events for command in self.core.handle(event)]
+        new = [command for event in events for command in self.core.settle(event)]
         self.out += new
         return new
 
@@ -46,7 +46,7 @@ class Scene:
 
     def finish(self, play: ev.Play, version: int = 0, reward: float = 1.0) -> None:
         self.turn(play, version)
-        self.do(ev.Ended(play.trajectory, play.issue, "done", 1), ev.Scored(play.trajectory, play.issue, reward, True))
+        self.do(ev.Ended(play.trajectory, play.issue, None, 1), ev.Scored(play.trajectory, play.issue, reward, True))
 
     def groups(self) -> list[list[ev.Play]]:
         plays: dict[str, list[ev.Play]] = {}

@@ -6,7 +6,7 @@ import json
 
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
-from rollart_hpc.flow.policy import Policy, TaskPolicy
+from rollart_hpc.flow.rules import FlowRules, TaskRules
 from rollart_hpc.types import WeightsId
 from tests.flow.scene import Scene
 
@@ -27,9 +27,9 @@ def test_a_group_shares_its_seed_and_members_sample_apart():
 
 
 def test_training_and_validation_never_share_a_seed():
-    policy = Policy({"a": TaskPolicy(1)}, 1, 1, 1)
-    train = {policy.env_seed("train", "a", i) for i in range(1000)}
-    assert not train & {policy.env_seed("validate", "a", i) for i in range(1000)}
+    rules = FlowRules({"a": TaskRules(1)}, 1, 1, 1)
+    train = {rules.env_seed("train", "a", i) for i in range(1000)}
+    assert not train & {rules.env_seed("validate", "a", i) for i in range(1000)}
 
 
 def test_surplus_members_are_cancelled_at_once():
@@ -45,7 +45,7 @@ def test_surplus_members_are_cancelled_at_once():
 
 
 def test_a_filtered_group_is_replaced():
-    scene = Scene(tasks={"a": TaskPolicy(1, group_filter="same_reward")})
+    scene = Scene(tasks={"a": TaskRules(1, group_filter="same_reward")})
     group = scene.groups()[0]
     for play in group:
         scene.finish(play, reward=0.5)
@@ -112,7 +112,7 @@ def test_weights_between_trajectories_wait_for_the_running_ones():
     scene.do(ev.Committed(1), ev.Published(WeightsId(1, 1)))
     assert not scene.take(ev.OfferTransfer)
     assert scene.turn(straggler, turn=1).engine == "e"
-    scene.do(ev.Ended(straggler.trajectory, 0, "done", 2), ev.Tick(1.0))
+    scene.do(ev.Ended(straggler.trajectory, 0, None, 2), ev.Tick(1.0))
     assert len(scene.take(ev.OfferTransfer)) == 1
 
 
@@ -140,7 +140,7 @@ def test_a_checkpoint_keeps_complete_groups_and_plays_the_others_again():
     saved = scene.core.snapshot()
     assert save.version == saved["version"] == 1
     assert [g["id"] for g in saved["groups"]] == [2]
-    twin = Core(scene.core.policy, 2, saved)
+    twin = Core(scene.core.rules, 2, saved)
     assert twin.version == 1 and list(twin.groups) == [2]
     assert twin.admission.next_index["a"] == 3
     twin.handle(ev.Joined("trainer", "trainer", attempt=2, version=1))
@@ -180,17 +180,34 @@ def test_a_run_ends_after_its_last_step_validation_and_checkpoint():
     assert scene.core.stopped == "finished"
 
 
-def test_a_trajectory_does_not_begin_on_weights_that_would_make_it_stale_before_its_turn():
+def after_one_step(num_begun: int) -> Scene:
+    """Step 0 is committed, version 1 is still on its way; of the two groups for step 1 so many have begun."""
     scene = Scene(alpha=1, engines=(("engine-c", "compute"),))
     scene.do(ev.BatchWanted(0))
-    for play in [p for group in scene.groups()[:2] for p in group]:
+    first, second, *later = scene.groups()
+    for play in first + second:
         scene.finish(play)
+    for group in later[:num_begun]:
+        scene.turn(group[0])
     scene.do(ev.Committed(1))
+    return scene
+
+
+def test_a_trajectory_does_not_begin_on_weights_that_would_make_it_stale_before_its_turn():
+    after_one_step(num_begun=2).check_waits_for(WeightsId(1, 1), "engine-c")
+
+
+def test_while_weights_travel_a_group_begins_on_the_older_version_if_the_next_step_has_a_place_for_it():
+    scene = after_one_step(num_begun=1)
+    new, last = scene.groups()
+    assert scene.turn(new[0], version=0), "one of the two places of step 1 is left"
+    assert scene.turn(new[1], version=0), "siblings of a group that has begun may too"
+    scene.out = [ev.Play("env", p.trajectory, 0, "a", 0, 0) for p in last]
     scene.check_waits_for(WeightsId(1, 1), "engine-c")
 
 
 def test_a_task_whose_complete_groups_wait_too_long_is_not_quarantined():
-    scene = Scene(tasks={"a": TaskPolicy(1), "b": TaskPolicy(1)}, quarantine_after=1, alpha=0, redundant_groups=2)
+    scene = Scene(tasks={"a": TaskRules(1), "b": TaskRules(1)}, quarantine_after=1, alpha=0, redundant_groups=2)
     for group in scene.groups():
         for play in group:
             scene.finish(play)
@@ -207,7 +224,7 @@ def test_a_resumed_run_does_not_repeat_the_seeds_of_groups_it_kept():
         scene.finish(play)
     scene.do(ev.Committed(1))
     saved = scene.core.snapshot()
-    twin = Core(scene.core.policy, 2, saved)
+    twin = Core(scene.core.rules, 2, saved)
     twin.handle(ev.Joined("trainer", "trainer", attempt=2, version=1))
     twin.handle(ev.Published(WeightsId(2, 1)))
     seeds = [group.members[0].seed for group in twin.groups.values()]
@@ -219,7 +236,7 @@ def test_a_snapshot_survives_json_and_keeps_the_tally():
     for play in scene.take(ev.Play)[:4]:
         scene.finish(play)
     scene.do(ev.Lost("engine-c"))
-    twin = Core(scene.core.policy, 2, json.loads(json.dumps(scene.core.snapshot())))
+    twin = Core(scene.core.rules, 2, json.loads(json.dumps(scene.core.snapshot())))
     assert twin.tally.tasks == scene.core.tally.tasks
     assert twin.tally.dropped == scene.core.tally.dropped and twin.tally.staleness == scene.core.tally.staleness
 
@@ -229,9 +246,9 @@ def test_transcripts_to_score_are_counted_unless_they_are_held_back():
         scene = Scene(rewards_last=held_back)
         play = scene.take(ev.Play)[0]
         scene.turn(play)
-        scene.do(ev.Lost("reward"), ev.Ended(play.trajectory, play.issue, "done", 1))
-        counts = [scene.core.plays.num_to_score]
+        scene.do(ev.Lost("reward"), ev.Ended(play.trajectory, play.issue, None, 1))
+        counts = [scene.core.trajectories.num_to_score]
         scene.do(ev.Joined("reward-2", "reward", capacity=100))
-        counts.append(scene.core.plays.num_to_score)
+        counts.append(scene.core.trajectories.num_to_score)
         scene.do(ev.Scored(play.trajectory, play.issue, 1.0, True))
-        assert [*counts, scene.core.plays.num_to_score] == expected
+        assert [*counts, scene.core.trajectories.num_to_score] == expected

@@ -9,66 +9,69 @@ from collections import Counter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollart_hpc.flow.policy import Policy, TaskPolicy
+from rollart_hpc.config.modes import Mode, preset_of
+from rollart_hpc.flow.rules import FlowRules, TaskRules
 from rollart_hpc.flow.state import State
 from rollart_hpc.simulate.world import Durations, Member, World
 
 EXAMPLES = int(os.environ.get("ROLLART_FAULT_RUNS", "2000"))
-MODES = {
-    "sync": {
-        "alpha": 0,
-        "lockstep": True,
-        "rewards_last": True,
-        "abort_stale": False,
-        "install_idle": True,
-        "streaming": False,
-    },
-    "sync_plus": {"alpha": 0, "abort_stale": False, "install_idle": True, "streaming": False},
-    "one_off": {"alpha": 1, "abort_stale": False, "install_idle": True, "streaming": False},
-    "areal": {"alpha": 2, "abort_stale": False, "streaming": False},
-    "rollart": {"alpha": 1, "redundancy": 1},
-    "rollart_2": {"alpha": 2, "redundancy": 2, "redundant_groups": 1},
-    "rollart_0": {"alpha": 0, "redundancy": 1, "redundant_groups": 2},
-    "in_order": {"alpha": 0, "in_order": True},
+
+
+def under(mode: str, **asked: int) -> dict[str, int]:
+    """What a run of that mode means by what it asked for."""
+    preset = preset_of(mode)
+    return {**asked, **preset.forced, **preset.switches}
+
+
+MODES = {str(mode): under(mode, alpha=2, redundancy=1) for mode in Mode} | {
+    "rollart_2": under("rollart", alpha=2, redundancy=2, redundant_groups=1),
+    "rollart_1": under("rollart", alpha=1, redundancy=1),
+    "rollart_0": under("rollart", alpha=0, redundancy=1, redundant_groups=2),
+    "in_order": under("rollart", alpha=0, in_order=True),
 }
 
 
-def members(num_engines: int, num_envs: int, num_rewards: int) -> list[Member]:
+def members(num_engines: int, num_envs: int, num_rewards: int, kv_tokens: int) -> list[Member]:
     cast = [
         Member("trainer-0", "trainer", "n0", capacity=1),
         Member("relay-n0", "relay"),
         Member("relay-n1", "relay", "n1"),
     ]
-    cast += [Member(f"engine-c{i}", "engine", "n0", "compute", 6) for i in range(num_engines)]
-    cast += [Member(f"engine-b{i}", "engine", "n1", "bandwidth", 6) for i in range(num_engines)]
+    cast += [Member(f"engine-c{i}", "engine", "n0", "compute", 6, kv_tokens) for i in range(num_engines)]
+    cast += [Member(f"engine-b{i}", "engine", "n1", "bandwidth", 6, kv_tokens, 2.0) for i in range(num_engines)]
     cast += [Member(f"env-{i}", "env", capacity=10) for i in range(num_envs)]
     cast += [Member(f"reward-{i}", "reward", capacity=4) for i in range(num_rewards)]
     return cast
 
 
 def check_admission(world: World, event: object) -> None:
-    policy = world.policy
-    bound = (1 + policy.alpha) * policy.groups_per_step + policy.redundant_groups
+    rules = world.rules
+    bound = (1 + rules.alpha) * rules.groups_per_step + rules.redundant_groups
     assert len(world.core.groups) <= bound, "more groups admitted than the bound"
 
 
 def check_credits(world: World, event: object) -> None:
     core = world.core
-    on_env = Counter(t.env for t in core.plays.all.values() if t.env)
-    on_engine = Counter(t.engine for t in core.plays.requests.values())
+    on_env = Counter(t.env for t in core.trajectories.all.values() if t.env)
+    on_engine = Counter(t.server for t in core.trajectories.requests.values())
     for worker in core.workers.values():
         assert 0 <= worker.load <= worker.capacity or worker.role in ("relay", "trainer"), worker
         if worker.role == "env":
             assert worker.load == on_env[worker.name], worker
         if worker.role == "engine":
             assert worker.load == on_engine[worker.name], worker
-            assert worker.active == sum(t.engine == worker.name for t in core.plays.all.values()), worker
+            held = [t for t in core.trajectories.all.values() if worker.name in (t.engine, t.prefiller)]
+            assert {t.id for t in held} == set(worker.trajectories), worker
+            assert worker.held_tokens == sum(t.footprint for t in held), worker
+            running = [t for t in core.trajectories.requests.values() if t.server == worker.name]
+            assert not worker.kv_tokens or worker.load <= 1 or worker.running_tokens <= worker.kv_tokens, worker
+            assert worker.running_tokens == sum(t.turn_tokens for t in running), worker
 
 
 def check_no_orphans(world: World, event: object) -> None:
     """Whatever is not scored waits for something that can still happen."""
     core = world.core
-    for trajectory in core.plays.all.values():
+    for trajectory in core.trajectories.all.values():
         assert trajectory.state is not State.GONE
         if trajectory.group is not None:
             assert core.groups.get(trajectory.group.id) is trajectory.group
@@ -85,19 +88,19 @@ def surviving(world: World) -> list:
 
 def check_ledger(world: World) -> None:
     chain = surviving(world)
-    assert [line.version for line in chain] == list(range(1, world.policy.steps + 1)), "exactly the steps asked for"
+    assert [line.version for line in chain] == list(range(1, world.rules.steps + 1)), "exactly the steps asked for"
     trained = Counter(t for line in chain for t in line.trajectories)
     assert max(trained.values(), default=1) == 1, "a trajectory trained twice"
     for line in chain:
         step = line.version - 1
-        assert line.sizes == [world.policy.group_size] * world.policy.groups_per_step
-        assert all(step - world.policy.alpha <= v <= step for v in line.start_versions), line
+        assert line.sizes == [world.rules.group_size] * world.rules.groups_per_step
+        assert all(step - world.rules.alpha <= v <= step for v in line.start_versions), line
 
 
 def make_world(mode: str, seed: int, failure_rate: float, direct: bool, plays: int) -> World:
     rng = random.Random(seed)
-    policy = Policy(
-        tasks={"a": TaskPolicy(1.0, "compute"), "b": TaskPolicy(2.0, "bandwidth", "same_reward"), "c": TaskPolicy(0.5)},
+    rules = FlowRules(
+        tasks={"a": TaskRules(1.0, "compute"), "b": TaskRules(2.0, "bandwidth", "same_reward"), "c": TaskRules(0.5)},
         steps=rng.randint(1, 5),
         groups_per_step=rng.randint(1, 5),
         group_size=rng.randint(1, 3),
@@ -109,13 +112,13 @@ def make_world(mode: str, seed: int, failure_rate: float, direct: bool, plays: i
         quarantine_after=1000,
         **MODES[mode],
     )
-    if not policy.install_idle and rng.random() < 0.5:
-        policy.tasks["c"] = TaskPolicy(0.5, split=True)
-    if policy.group_size == 1:
-        policy.tasks["b"] = TaskPolicy(2.0, "bandwidth")
+    if not rules.install_idle and rng.random() < 0.5:
+        rules.tasks["c"] = TaskRules(0.5, split=True)
+    if rules.group_size == 1:
+        rules.tasks["b"] = TaskRules(2.0, "bandwidth")
     world = World(
-        policy,
-        members(rng.randint(1, 2), rng.randint(1, 2), rng.randint(1, 2)),
+        rules,
+        members(rng.randint(1, 2), rng.randint(1, 2), rng.randint(1, 2), rng.choice([0, 60, 200])),
         seed,
         Durations(failure_rate=failure_rate),
     )
@@ -150,9 +153,11 @@ def test_invariants_hold_under_random_faults(mode, seed, failure_rate, direct, p
     for when in controller_dies:
         world.after(when, world.kill_controller)
     ended = world.run(until_s=2000.0)
-    assert ended == "finished", f"no progress: {world.core.num_playing()} playing, version {world.core.version}"
+    assert ended == "finished", (
+        f"no progress: {world.core.trajectories.num_playing} playing, version {world.core.version}"
+    )
     check_ledger(world)
     assert world.core.tally.stray_requests == 0
-    assert max(world.core.tally.staleness, default=0) <= world.policy.alpha
+    assert max(world.core.tally.staleness, default=0) <= world.rules.alpha
     if plays:
-        assert world.core.validator.has(0) and world.core.validator.has(world.policy.steps)
+        assert world.core.validator.has(0) and world.core.validator.has(world.rules.steps)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from rollart_hpc.flow import events as ev
-from rollart_hpc.flow.policy import TaskPolicy
+from rollart_hpc.flow.rules import TaskRules
 from rollart_hpc.types import WeightsId
+from rollart_hpc.vocabulary import DropReason
 from tests.flow.scene import Scene
 
 
@@ -26,7 +27,7 @@ def test_a_lost_env_worker_costs_its_trajectories_and_late_answers_are_supersede
     (play,) = scene.take(ev.Play)
     scene.do(ev.Joined("env-2", "env", capacity=1), ev.Lost("env"))
     again = scene.take(ev.Play)
-    assert play.trajectory in [p.trajectory for p in again] or scene.core.plays.all[play.trajectory].issue == 1
+    assert play.trajectory in [p.trajectory for p in again] or scene.core.trajectories.all[play.trajectory].issue == 1
     scene.do(ev.TurnWanted(play.trajectory, play.issue, 0))
     assert scene.core.tally.dropped["superseded"] == 1
     assert scene.core.tally.dropped["env_worker_lost"] == 1
@@ -36,7 +37,7 @@ def test_a_lost_reward_worker_is_scored_elsewhere_and_once():
     scene = Scene()
     play = scene.take(ev.Play)[0]
     scene.turn(play)
-    scene.do(ev.Ended(play.trajectory, 0, "done", 1))
+    scene.do(ev.Ended(play.trajectory, 0, None, 1))
     scene.do(ev.Joined("reward-2", "reward", capacity=1), ev.Lost("reward"))
     assert scene.take(ev.Score)[-1].worker == "reward-2"
     scene.do(ev.Scored(play.trajectory, 0, 1.0, True), ev.Scored(play.trajectory, 0, 0.0, False))
@@ -77,10 +78,13 @@ def test_what_began_on_a_rolled_back_version_is_dropped():
 
 
 def test_a_task_whose_resets_fail_is_set_aside_and_the_run_goes_on():
-    scene = Scene(tasks={"a": TaskPolicy(1), "b": TaskPolicy(1)}, quarantine_after=3)
+    scene = Scene(tasks={"a": TaskRules(1), "b": TaskRules(1)}, quarantine_after=3)
     play = next(p for p in scene.take(ev.Play) if p.task == "a")
     for issue in range(3):
-        scene.do(ev.Ended(play.trajectory, issue, "reset_failed", detail="E: no\nroom"), ev.Tick(100.0 * (issue + 1)))
+        scene.do(
+            ev.Ended(play.trajectory, issue, DropReason.RESET_FAILED, detail="E: no\nroom"),
+            ev.Tick(100.0 * (issue + 1)),
+        )
     assert scene.core.tally.tasks["a"].quarantined
     error = "reset_failed: E: no room (see env.log)"
     assert scene.core.tally.tasks["a"].last_error == error
@@ -96,7 +100,9 @@ def test_when_all_tasks_are_set_aside_the_run_fails():
     scene = Scene(quarantine_after=2)
     play = scene.take(ev.Play)[0]
     for issue in range(2):
-        scene.do(ev.Ended(play.trajectory, issue, "reset_failed", detail="my bug"), ev.Tick(100.0 * (issue + 1)))
+        scene.do(
+            ev.Ended(play.trajectory, issue, DropReason.RESET_FAILED, detail="my bug"), ev.Tick(100.0 * (issue + 1))
+        )
     assert scene.core.stopped == "failed"
     (stop,) = scene.take(ev.StopRun)
     assert stop.reason.startswith("all tasks are quarantined: a: 2 resets") and "my bug (see env.log)" in stop.reason
@@ -106,8 +112,8 @@ def test_what_a_reward_function_raises_is_the_reason_why_its_task_is_set_aside()
     scene = Scene(quarantine_after=1, groups_per_step=1, group_size=1, alpha=0, reward_retries=0)
     play = scene.take(ev.Play)[0]
     for issue in range(2):
-        scene.turn(dataclasses.replace(play, issue=issue))
-        scene.do(ev.Ended(play.trajectory, issue, "done", 1))
+        scene.turn(msgspec.structs.replace(play, issue=issue))
+        scene.do(ev.Ended(play.trajectory, issue, None, 1))
         scene.do(ev.ScoreFailed(play.trajectory, issue, "reward", "KeyError: 'found'"), ev.Tick(100.0 * (issue + 1)))
     (_, warning) = scene.take(ev.Warn)
     assert warning.what == "task_quarantined"
@@ -115,16 +121,16 @@ def test_what_a_reward_function_raises_is_the_reason_why_its_task_is_set_aside()
 
 
 def test_validation_plays_that_can_not_be_played_have_no_score():
-    tasks = {"a": TaskPolicy(1), "b": TaskPolicy(1)}
+    tasks = {"a": TaskRules(1), "b": TaskRules(1)}
     scene = Scene(tasks=tasks, validation_plays=2, quarantine_after=2)
     for play in scene.take(ev.Play):
         if play.task == "a":
-            scene.do(ev.Ended(play.trajectory, 0, "reset_failed"))
+            scene.do(ev.Ended(play.trajectory, 0, DropReason.RESET_FAILED))
         else:
             scene.finish(play)
     scene.do(ev.Tick(100.0))
     (left,) = scene.take(ev.Play)  # the other one was given up when its task was quarantined
-    scene.do(ev.Ended(left.trajectory, left.issue, "reset_failed"))
+    scene.do(ev.Ended(left.trajectory, left.issue, DropReason.RESET_FAILED))
     (done,) = scene.core.validator.done
     assert (done.scores["a"].plays, done.scores["a"].failed, done.scores["a"].success) == (0, 2, None)
     assert (done.scores["b"].plays, done.scores["b"].failed, done.scores["b"].success) == (2, 0, 1.0)
@@ -137,7 +143,7 @@ def test_an_engine_without_room_fails_the_trajectory_not_the_run():
     (request,) = scene.take(ev.Generate)
     scene.do(ev.Generated(request.request, -1, -1))
     assert scene.core.tally.dropped["no_room"] == 1
-    assert scene.core.plays.all[play.trajectory].issue == 1
+    assert scene.core.trajectories.all[play.trajectory].issue == 1
 
 
 def test_a_version_that_no_relay_could_adopt_is_published_again():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from rollart_hpc.flow import events as ev
-from rollart_hpc.flow.policy import TaskPolicy
+from rollart_hpc.flow.rules import TaskRules
 from rollart_hpc.types import WeightsId
 from tests.flow.scene import Scene
 
 
 def test_requests_go_to_the_pool_of_the_task():
-    scene = Scene(tasks={"a": TaskPolicy(1, "compute"), "b": TaskPolicy(1, "bandwidth")})
+    scene = Scene(tasks={"a": TaskRules(1, "compute"), "b": TaskRules(1, "bandwidth")})
     for play in scene.take(ev.Play):
         request = scene.turn(play)
         assert request.engine == {"a": "engine-c", "b": "engine-b"}[play.task]
@@ -53,7 +53,7 @@ def test_a_pool_whose_first_engine_is_yet_to_come_is_waited_for():
     assert scene.core.tally.fallbacks == 0
 
 
-SPLIT = {"a": TaskPolicy(1.0, "compute", split=True)}
+SPLIT = {"a": TaskRules(1.0, "compute", split=True)}
 
 
 def wanted(scene: Scene, play: ev.Play) -> ev.Generate:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from rollart_hpc.config.resolved import read_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import RollartError
 from rollart_hpc.launch import crew, supervisor
 from rollart_hpc.launch.place import LocalPlace
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.process import Order
+from rollart_hpc.observe.status import Status
+from rollart_hpc.rundir import RunDir
 
 FAKE = str(Path(__file__).with_name("fake_role.py"))
 real_command = crew.role_command
@@ -27,7 +28,7 @@ class Lines:
     def say(self, text: str) -> None:
         print(text, flush=True)
 
-    def show(self, status: dict[str, Any]) -> None:
+    def show(self, status: Status) -> None:
         pass
 
 

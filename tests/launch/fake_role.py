@@ -5,7 +5,9 @@
 What a process does besides is read from RUN_DIR/behaviour.json: {NAME: {...}}
     "exit": CODE         log an error and end at once
     "hang": true         do nothing, not even join
-The controller ends with the code in RUN_DIR/end as soon as that file exists, and drains with 5; with RUN_DIR/deaf
+The controller has as many transcripts to score as RUN_DIR/to_score says, and stands still with RUN_DIR/idle. It tells
+the supervisor over the link; what it saw is in RUN_DIR/seen.json, and there is no status.json.
+It ends with the code in RUN_DIR/end as soon as that file exists, and drains with 5; with RUN_DIR/deaf
 only when there is no time for a checkpoint.
 """
 
@@ -21,10 +23,13 @@ from collections import Counter
 from rollart_hpc.files import write_json
 from rollart_hpc.roles import start as role_start
 from rollart_hpc.roles.start import Start, connect
+from rollart_hpc.vocabulary import RunState
 from rollart_hpc.wire import keys
 from rollart_hpc.wire.hub import Hub
 from rollart_hpc.wire.members import Joined, Lost, Members
-from rollart_hpc.wire.messages import Drain, Exited, Stop
+from rollart_hpc.wire.messages import Drain, Exited, Progress, Stop
+
+SEEN = "seen.json"
 
 log = logging.getLogger("fake")
 
@@ -56,6 +61,11 @@ def tidy_up(start: Start) -> None:
     (start.run.path / f"{start.name}.tidy").touch()
 
 
+def to_score(start: Start) -> int:
+    path = start.run.path / "to_score"
+    return int(path.read_text()) if path.exists() else 0
+
+
 def control(start: Start) -> int:
     behave(start)
     hub = Hub("127.0.0.1", keys.load_server(start.run.keys(start.attempt)))
@@ -82,14 +92,10 @@ def control(start: Start) -> int:
         members.tick(time.monotonic())
         progress += not (start.run.path / "idle").exists()
         alive = Counter(hello.role for hello in members.alive.values())
-        write_json(
-            start.run.status,
-            {
-                "attempt": start.attempt, "state": "running", "progress": progress, "joined": joined, "exited": exited,
-                "workers": {role: {"alive": count} for role, count in alive.items()},
-                "checkpoint": str(start.checkpoint),
-            },
-        )  # fmt: skip
+        if "supervisor" in members.alive:
+            hub.send("supervisor", Progress(RunState.RUNNING, progress, to_score(start), dict(alive)))
+        seen = {"attempt": start.attempt, "joined": joined, "exited": exited, "alive": alive}
+        write_json(start.run.path / SEEN, {**seen, "started_from": str(start.checkpoint)})
         if (start.run.path / "end").exists():
             code = int((start.run.path / "end").read_text())
     for name in members.alive:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rollart_hpc.config import extras
+from rollart_hpc import extras
 from rollart_hpc.config.load import load_all
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import SiteError
 from rollart_hpc.launch import local
+from rollart_hpc.rundir import RunDir
 
 
 class NoScreen:

@@ -28,7 +28,7 @@ def test_what_a_node_needs_once_is_counted_once() -> None:
 def test_a_process_larger_than_a_node_says_what_would_fit() -> None:
     with pytest.raises(UserError) as caught:
         pack(items(1, Needs(1, 16, 1.0), Needs(2, 0, 4.0)), NODE, 0, Needs(), "class h20 (partition h20)")
-    assert "p-0 needs 1 CPUs, 16 GPUs, 1 GB and 2 CPUs, 0 GPUs, 4 GB for what runs beside it" in caught.value.what
+    assert "p-0 needs 1 CPUs, 16 GPUs, 1 GB, plus 2 CPUs, 0 GPUs, 4 GB for what runs beside it" in caught.value.what
     assert "a node of class h20 (partition h20) has 16 CPUs, 8 GPUs, 64 GB" in caught.value.what
     assert "at most 14 CPUs, 8 GPUs, 60 GB would fit" in caught.value.fix
 

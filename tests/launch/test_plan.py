@@ -98,7 +98,7 @@ def test_a_time_limit_leaves_time_to_train_before_the_checkpoint() -> None:
     assert make_plan(load("quickstart", ["job.time_minutes=4"]), site).time_minutes == 4
     with pytest.raises(UserError) as caught:
         make_plan(load("quickstart", ["job.time_minutes=30", "job.signal_s=1800"]), site)
-    assert "job.signal_s = 1800 s" in caught.value.what and "ask for 32 min" in caught.value.fix
+    assert "job.signal_s = 1800 s" in caught.value.what and "request 32 min" in caught.value.fix
 
 
 def test_processes_get_whole_cores() -> None:

@@ -15,7 +15,7 @@ from rollart_hpc.config.schema import EngineConfig, RunConfig, TrainerConfig
 from rollart_hpc.launch.command import environment
 from rollart_hpc.launch.place import LocalPlace
 from rollart_hpc.launch.plan import Proc
-from rollart_hpc.launch.preloaded import ForkedProcess, NotPreloaded, Preloaded, preloaded_roles
+from rollart_hpc.launch.preloaded import ForkedProcess, NotPreloaded, Preloaded, preloaded_kinds, preloaded_roles
 from rollart_hpc.launch.process import Order
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ PATIENCE_S = 120.0
 def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preloaded]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
-        server = Preloaded(tmp_path_factory.mktemp("preloaded") / "log")
+        server = Preloaded(tmp_path_factory.mktemp("preloaded") / "log", preloaded_kinds(RunConfig()))
     yield server
     server.close()
 
@@ -76,7 +76,7 @@ def test_children_die_with_it_and_what_follows_is_started_plainly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    server = Preloaded(tmp_path / "server")
+    server = Preloaded(tmp_path / "server", ("relay",))
     process = fork(server, "wait", tmp_path / "log")
     os.kill(server.pid, signal.SIGKILL)
     wait_for_end(process.pid)

@@ -16,9 +16,17 @@ from typing import Any
 import pytest
 
 from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.rundir import COMMITTED, RunDir
-from rollart_hpc.config.schema import PoolConfig, RestartConfig, RunConfig, TimeoutConfig, TrainerConfig
+from rollart_hpc.config.schema import (
+    ElasticConfig,
+    PoolConfig,
+    RestartConfig,
+    RewardConfig,
+    RunConfig,
+    TimeoutConfig,
+    TrainerConfig,
+)
 from rollart_hpc.launch.ownership import start_ticks
+from rollart_hpc.rundir import COMMITTED, RunDir
 
 pytestmark = pytest.mark.slow
 
@@ -37,8 +45,10 @@ class Driven:
     def owner(self) -> dict[str, Any]:
         return json.loads(self.run.supervisor.read_text()) if self.run.supervisor.exists() else {}
 
-    def status(self) -> dict[str, Any]:
-        return json.loads(self.run.status.read_text()) if self.run.status.exists() else {}
+    def seen(self) -> dict[str, Any]:
+        """By the controller."""
+        path = self.run.path / "seen.json"
+        return json.loads(path.read_text()) if path.exists() else {}
 
     def procs(self) -> dict[str, Any]:
         return self.owner().get("procs", {})
@@ -56,13 +66,12 @@ class Driven:
             if self.process.poll() is not None and not condition():
                 raise AssertionError(f"the supervisor ended early: {self.process.communicate()[0]}")
             time.sleep(0.02)
-        raise AssertionError(f"waited too long; status {self.status()}, owner {self.owner()}")
+        raise AssertionError(f"waited too long; seen {self.seen()}, owner {self.owner()}")
 
     def until_all_joined(self, attempt: int = 1) -> None:
         def all_joined() -> bool:
-            status = self.status()
-            alive = {role: count["alive"] for role, count in status.get("workers", {}).items()}
-            return bool(status) and status["attempt"] >= attempt and alive == self.roles
+            seen = self.seen()
+            return bool(seen) and seen["attempt"] >= attempt and seen["alive"] == self.roles
 
         self.until(all_joined)
 
@@ -138,11 +147,11 @@ def test_what_is_killed_is_started_again_and_a_run_that_finishes_leaves_nothing(
         before = driven.kill(name)
         assert driven.until_replaced(name, before)["attempt"] == before["attempt"] == 1
         driven.until_all_joined()
-        assert [name, -9] in driven.status()["exited"]
+        assert [name, -9] in driven.seen()["exited"]
     check_that_a_killed_rank_restarts_all_ranks(driven)
     env = driven.kill("env-0")  # what starts after a trainer's restore still finds the controller
     assert driven.until_replaced("env-0", env)["attempt"] == 2
-    driven.until(lambda: ["env-0", 2] in driven.status()["joined"])
+    driven.until(lambda: ["env-0", 2] in driven.seen()["joined"])
 
     pids = [proc["pid"] for proc in driven.procs().values()]
     ticks = [start_ticks(pid) for pid in pids]
@@ -164,9 +173,9 @@ def check_that_a_killed_rank_restarts_all_ranks(driven: Driven) -> None:
     after = driven.until_replaced("trainer-1", before)
     assert after["attempt"] == before["attempt"] + 1
     assert driven.until_replaced("trainer-0", other)["attempt"] == after["attempt"]
-    driven.until(lambda: ["trainer-1", 2] in driven.status()["joined"])
+    driven.until(lambda: ["trainer-1", 2] in driven.seen()["joined"])
     assert driven.procs()["engine-compute-0"] == engine
-    assert driven.status()["attempt"] == 1, "the controller lives on"
+    assert driven.seen()["attempt"] == 1, "the controller lives on"
 
 
 def test_a_killed_controller_restarts_everything_from_the_checkpoint(drive: Drive) -> None:
@@ -176,7 +185,7 @@ def test_a_killed_controller_restarts_everything_from_the_checkpoint(drive: Driv
     procs = driven.procs()
     driven.kill("controller")
     driven.until_all_joined(attempt=2)
-    assert driven.status()["checkpoint"] == str(driven.run.checkpoint(3))
+    assert driven.seen()["started_from"] == str(driven.run.checkpoint(3))
     assert not {proc["pid"] for proc in procs.values()} & {proc["pid"] for proc in driven.procs().values()}
     first, second = (driven.run.keys(n) / "client.key" for n in (1, 2))
     assert first.read_bytes() != second.read_bytes()
@@ -188,7 +197,7 @@ def test_a_controller_that_keeps_dying_ends_the_run_with_its_log(drive: Drive) -
     driven = drive({"controller": {"exit": 1}}, small=True)
     code, output = driven.wait()
     assert code == 3
-    assert "controller keeps ending (exit code 1) and has used up restarts.attempts = 2" in output
+    assert "controller keeps failing (exit code 1) and has used up restarts.attempts = 2" in output
     assert "told to end" in output and "Traceback" not in output
     assert driven.run.last_attempt() == 3
     assert driven.owner()["state"] == "failed"
@@ -196,12 +205,12 @@ def test_a_controller_that_keeps_dying_ends_the_run_with_its_log(drive: Drive) -
 
 def test_a_relay_that_keeps_dying_ends_the_run(drive: Drive) -> None:
     code, output = drive({"relay-compute": {"exit": 1}}, small=True).wait()
-    assert code == 3 and "relay-compute keeps ending" in output and "restarts.per_role = 2" in output
+    assert code == 3 and "relay-compute keeps failing" in output and "restarts.per_role = 2" in output
 
 
 def test_one_engine_that_keeps_dying_is_given_up_and_the_run_goes_on(drive: Drive) -> None:
     driven = drive({"engine-compute-0": {"exit": 1}})
-    driven.until(lambda: driven.noted("goes on without it"))
+    driven.until(lambda: driven.noted("continues without it"))
     driven.end()
     assert driven.wait()[0] == 0
 
@@ -280,10 +289,24 @@ def test_a_role_that_never_joins_ends_the_run_with_stacks(drive: Drive) -> None:
     assert "in behave" in driven.run.log(1, "reward-0").read_text()
 
 
+def test_elastic_workers_come_when_the_controller_says_that_there_is_work(drive: Drive) -> None:
+    """Over the link: there is no status.json."""
+    reward = RewardConfig(workers=1, elastic=ElasticConfig(max_workers=2, queue_per_worker=10, settle_s=0.1))
+    driven = drive(small=True, reward=reward)
+    driven.until_all_joined()
+    assert not [name for name in driven.procs() if "elastic" in name]
+    (driven.run.path / "to_score").write_text("25")
+    driven.until(lambda: driven.seen()["alive"].get("reward") == 3)
+    assert driven.noted("25 transcripts to score: requesting 2 elastic reward workers")
+    assert not driven.run.status.exists()
+    driven.end()
+    assert driven.wait()[0] == 0
+
+
 def test_a_run_in_which_nothing_moves_is_ended(drive: Drive) -> None:
     driven = drive(small=True, timeouts=TimeoutConfig(idle_s=6.0))
     driven.until_all_joined()
     (driven.run.path / "idle").touch()
     code, output = driven.wait()
-    assert code == 3 and "nothing moved for timeouts.idle_s = 6 s" in output
+    assert code == 3 and "no progress for timeouts.idle_s = 6 s" in output
     assert "in control" in driven.run.log(1, "controller").read_text()

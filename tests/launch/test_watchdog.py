@@ -1,16 +1,16 @@
 from __future__ import annotations
 
-from typing import Any
-
 from rollart_hpc.config.schema import RunConfig, TimeoutConfig, TrainerConfig
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.watchdog import Watchdog
+from rollart_hpc.vocabulary import RunState
+from rollart_hpc.wire.messages import Progress
 
 ALL = {"env": 1, "engine": 2, "relay": 2, "trainer": 1, "reward": 1}  # of two trainer ranks the first one joins
 
 
-def status(progress: int, **alive: int) -> dict[str, Any]:
-    return {"progress": progress, "workers": {role: {"alive": count} for role, count in alive.items()}}
+def told(progress: int, **alive: int) -> Progress:
+    return Progress(RunState.RUNNING, progress, 0, alive)
 
 
 def make() -> Watchdog:
@@ -22,33 +22,32 @@ def make() -> Watchdog:
 
 def test_the_start_has_a_limit_whatever_moves() -> None:
     watchdog = make()
-    watchdog.see(None, 101)
-    watchdog.see(status(1, **{**ALL, "engine": 1}), 109)
+    watchdog.see(told(1, **{**ALL, "engine": 1}), 109)
     assert watchdog.verdict(110) == ""
     assert "missing: 1 engine" in watchdog.verdict(110.1)
 
 
 def test_then_progress_counts() -> None:
     watchdog = make()
-    watchdog.see(status(1, **ALL), 105)
+    watchdog.see(told(1, **ALL), 105)
     for now in (110, 120, 125):
-        watchdog.see(status(1, **ALL), now)
+        watchdog.see(told(1, **ALL), now)
         assert watchdog.verdict(now) == ""
-    assert "nothing moved" in watchdog.verdict(125.1)
-    watchdog.see(status(2, **ALL), 125.2)
+    assert "no progress" in watchdog.verdict(125.1)
+    watchdog.see(told(2, **ALL), 125.2)
     assert watchdog.verdict(145) == ""
 
 
 def test_a_process_that_is_given_up_is_not_waited_for() -> None:
     watchdog = make()
     watchdog.excuse(watchdog.plan["engine-compute-0"])
-    watchdog.see(status(1, **{**ALL, "engine": 1}), 105)
+    watchdog.see(told(1, **{**ALL, "engine": 1}), 105)
     assert watchdog.verdict(111) == ""
 
 
 def test_a_new_attempt_starts_anew() -> None:
     watchdog = make()
-    watchdog.see(status(7, **ALL), 105)
+    watchdog.see(told(7, **ALL), 105)
     watchdog.reset(200)
     assert watchdog.verdict(209) == ""
     assert "not all roles joined" in watchdog.verdict(211)
@@ -56,6 +55,6 @@ def test_a_new_attempt_starts_anew() -> None:
 
 def test_a_restored_trainer_gets_time() -> None:
     watchdog = make()
-    watchdog.see(status(1, **ALL), 105)
+    watchdog.see(told(1, **ALL), 105)
     watchdog.touch(120)
     assert watchdog.verdict(130) == ""

@@ -32,10 +32,10 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path) -> None:
 def test_what_exists_is_not_touched(tmp_path: Path) -> None:
     target = tmp_path / "model"
     target.mkdir()
-    with pytest.raises(UserError, match="exists already"), made_whole(target, 1):
+    with pytest.raises(UserError, match="already exists"), made_whole(target, 1):
         pass
     target.rmdir()
-    with pytest.raises(UserError, match="exists already"), made_whole(target, 1) as scratch:
+    with pytest.raises(UserError, match="already exists"), made_whole(target, 1) as scratch:
         (scratch / "model").mkdir()
         target.mkdir()
         (target / "thesis.tex").write_text("years of work")

@@ -75,7 +75,7 @@ def test_chat_template_end_of_turn_and_generation_prompt(made: tuple[Path, Path]
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"no model at all" * 20)
-    with pytest.raises(UserError, match="is no GGUF file"):
+    with pytest.raises(UserError, match="is not a GGUF file"):
         open_gguf(tmp_path / "a.gguf")
     write_gguf(tmp_path / "b.gguf", make_llama(tied=True), architecture="gemma3")
     with pytest.raises(UserError, match="architecture gemma3"):

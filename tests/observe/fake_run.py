@@ -73,7 +73,8 @@ def _step(step: int, time_s: float, seconds: tuple[float, float, float], rng: ra
                "logprob_gap": 2e-6 * rng.random(), "kl": 0.001 * step}  # fmt: skip
     return {"step": step, "version": step + 1, "attempt": 1, "time_s": time_s, "step_s": step_s, "wait_s": wait_s,
             "train_s": train_s, "tokens": 21000, "tokens_per_s": 21000 / step_s, "staleness": {"0": 90, "1": 38},
-            "reward": rewards, "success": rewards, "metrics": metrics}  # fmt: skip
+            "reward": rewards, "success": rewards, "metrics": metrics,
+            "kv_used": {"compute": 0.1 + step / 100}}  # fmt: skip
 
 
 def _write_traces(directory: Path, times: list[float], rng: random.Random) -> None:

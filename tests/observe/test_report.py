@@ -14,6 +14,7 @@ from rollart_hpc.observe.charts import Series, Stack, bars, line_chart, make_axi
 from rollart_hpc.observe.report import write_report
 from rollart_hpc.observe.sections import duration
 from rollart_hpc.observe.status import Status, TaskStatus, read_status, write_status
+from rollart_hpc.vocabulary import RunState
 
 from .fake_run import write_fake_run
 
@@ -58,6 +59,7 @@ def test_report_of_a_whole_run(tmp_path: Path) -> None:
     html, text = read(write_report(tmp_path))
     for expected in (
         *("quickstart", "finished", "40 / 40", "0.09 → 0.88", "frozenlake", "countdown", "surplus", "engine_lost"),
+        "compute: up to 49% of its KV in use",
         *("engine-compute-0", "99.1%", "Staleness of trained", "grad_norm", "worker lost", "1 bad_key", "43%", "±"),
     ):
         assert expected in text, expected
@@ -73,7 +75,7 @@ def test_report_stays_small_for_a_long_run(tmp_path: Path) -> None:
 
 
 def test_report_of_a_run_that_left_nothing(tmp_path: Path) -> None:
-    _, text = read(write_report(tmp_path, state="killed"))
+    _, text = read(write_report(tmp_path, state=RunState.KILLED))
     assert "killed" in text and "no trace was written" in text and "nothing was trained" in text
 
 

@@ -13,8 +13,8 @@ from typing import TypeVar
 import numpy as np
 
 from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Frame, TokenRecord
 from rollart_hpc.wire.hub import Hub
 from rollart_hpc.wire.keys import load_server, make_keys

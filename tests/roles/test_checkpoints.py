@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
 
-from rollart_hpc.config.rundir import RunDir
+from rollart_hpc import files
 from rollart_hpc.errors import SiteError
 from rollart_hpc.roles import checkpoints
 from rollart_hpc.roles.payloads import Payloads
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire.messages import Ended
 
 
@@ -41,6 +43,18 @@ def test_a_saved_buffer_comes_back_as_it_was(run):
     payloads = Payloads()
     assert checkpoints.load(run.checkpoint(3), payloads) == snapshot(3, "t0", "t1")
     assert payloads.ended["t1"] == payloads_with("t1").ended["t1"]
+
+
+def test_the_ledger_is_on_the_disk_before_a_checkpoint_counts(run, monkeypatch):
+    run.ledger.write_text("{}\n")
+    synced = []
+    monkeypatch.setattr(files.os, "fsync", lambda fd: synced.append((os.readlink(f"/proc/self/fd/{fd}"), committed())))
+
+    def committed() -> bool:
+        return run.newest_checkpoint() is not None
+
+    save(run, 3)
+    assert (str(run.ledger.resolve()), False) in synced and committed()
 
 
 def test_only_the_newest_are_kept_and_an_unfinished_one_is_none(run):

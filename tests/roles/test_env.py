@@ -47,11 +47,11 @@ def renderer(worker: Scripted) -> Renderer:
 
 
 def play(trajectory: str, task: str = "odd", seed: int = 5, issue: int = 1) -> Play:
-    return Play(trajectory, issue, task, seed, sample_seed=1, temperature=1.0, purpose="train")
+    return Play(trajectory, issue, task, seed, sample_seed=1)
 
 
 def generated(trajectory: str) -> Generated:
-    return Generated(1, trajectory, "stop", 0, 0)
+    return Generated(1, trajectory, 0, 0)
 
 
 def ints(frame: Frame) -> np.ndarray:
@@ -73,8 +73,8 @@ def test_whole_trajectory(worker: Scripted, renderer: Renderer) -> None:
     worker.send(play("t1", seed=17))
     wanted, frames = worker.expect(TurnWanted, trajectory="t1")
     context = ints(frames[0])
-    assert wanted.full and (wanted.turn, wanted.prefix_tokens, wanted.num_new_tokens) == (0, 0, len(context))
-    assert wanted.prefix_hash == prefix_hash(context[:0]) and wanted.max_new_tokens == 20 and wanted.env_s > 0
+    assert wanted.full and (wanted.turn, wanted.prefix_tokens) == (0, 0)
+    assert wanted.prefix_hash == prefix_hash(context[:0]) and wanted.max_new_tokens == 20
     assert "user\nseed 17 " in renderer.decode(context)
     answers = []
     for turn in (1, 2):
@@ -82,7 +82,7 @@ def test_whole_trajectory(worker: Scripted, renderer: Renderer) -> None:
         context = np.concatenate([context, answers[-1]])
         wanted, frames = worker.expect(TurnWanted, trajectory="t1")
         assert not wanted.full and (wanted.turn, wanted.prefix_tokens) == (turn, len(context))
-        assert wanted.prefix_hash == prefix_hash(context) and wanted.num_new_tokens == len(ints(frames[0]))
+        assert wanted.prefix_hash == prefix_hash(context)
         context = np.concatenate([context, ints(frames[0])])
     answers.append(say(worker, renderer, "t1", "last"))
     context = np.concatenate([context, answers[-1]])
@@ -129,8 +129,8 @@ def test_ends_by_turns_and_by_tokens(worker: Scripted, renderer: Renderer) -> No
     assert (ended.status, ended.num_turns) == ("done", 2)
     assert msgspec.msgpack.decode(frames[0])["outcome"]["turns"] == 2  # the environment saw the last answer
     worker.send(play("t4", "narrow"))
-    wanted, _ = worker.expect(TurnWanted, trajectory="t4")
-    room = 130 - wanted.num_new_tokens
+    wanted, frames = worker.expect(TurnWanted, trajectory="t4")
+    room = 130 - len(ints(frames[0]))
     assert 1 <= wanted.max_new_tokens == min(40, room)
     answer = say(worker, renderer, "t4", "y" * wanted.max_new_tokens)
     ended, frames = worker.expect(Ended, trajectory="t4")

@@ -5,10 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rollart_hpc.config.process import OFFLINE
 from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.processes.lifetime import OFFLINE
+from rollart_hpc.rundir import RunDir
 
 
 def test_every_role_stays_offline_unless_the_user_says_otherwise(tmp_path: Path) -> None:
@@ -22,4 +22,4 @@ def test_every_role_stays_offline_unless_the_user_says_otherwise(tmp_path: Path)
     environment = {key: value for key, value in os.environ.items() if key not in OFFLINE} | {"HF_HUB_OFFLINE": "0"}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.split() == ["0", "1", "1"]
+    assert done.stdout.split() == ["0", "1"]

@@ -8,9 +8,10 @@ import pytest
 from rollart_hpc.flow import events as ev
 from rollart_hpc.roles.translate import event_of, message_of
 from rollart_hpc.types import WeightsId
+from rollart_hpc.vocabulary import DropReason
 from rollart_hpc.wire import messages as ms
 
-GENERATED = ms.Generated(7, "t", "stop", 10, 3)
+GENERATED = ms.Generated(7, "t", 10, 3)
 
 
 def frames(*versions: int, ids: int | None = None) -> list[bytes]:
@@ -34,8 +35,14 @@ def test_an_answer_whose_arrays_do_not_fit_is_refused(bad):
 
 def test_what_a_failure_says_reaches_the_core():
     ended = ms.Ended("t", 1, "env_error", "RuntimeError: my bug", 2, 0, [])
-    assert event_of("env-0", ended, []) == ev.Ended("t", 1, "env_error", 2, 0, "RuntimeError: my bug")
+    assert event_of("env-0", ended, []) == ev.Ended("t", 1, DropReason.ENV_ERROR, 2, "RuntimeError: my bug")
     assert event_of("reward-0", ms.ScoreFailed("t", 1, "why"), []) == ev.ScoreFailed("t", 1, "reward-0", "why")
+
+
+def test_a_play_ends_whatever_word_its_worker_has_for_it():
+    assert event_of("env-0", ms.Ended("t", 1, "done", "", 2, 0, []), []) == ev.Ended("t", 1, None, 2)
+    strange = event_of("env-0", ms.Ended("t", 1, "on_fire", "help", 2, 0, []), [])
+    assert strange == ev.Ended("t", 1, DropReason.UNKNOWN_REASON, 2, "on_fire: help")
 
 
 def test_a_heartbeat_is_no_event():

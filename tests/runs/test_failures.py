@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.observe import ledger
+from rollart_hpc.rundir import RunDir
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +63,7 @@ def test_killed_trainer_then_killed_controller(run):
     check_exactly_once(run, steps=8)
 
 
-MEGATRON = ["trainer.kind=megatron", "trainer.megatron.tensor_parallel=2", "trainer.megatron.vocabulary_multiple=1"]
+MEGATRON = ["trainer.kind=megatron", "trainer.options.tensor_parallel=2", "trainer.options.vocabulary_multiple=1"]
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "megatron"])

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import pytest
 import zmq
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.observe import ledger
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire.keys import load_client
 from tests.runs.test_failures import SLOWLY
 

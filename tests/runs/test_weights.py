@@ -36,7 +36,7 @@ def test_a_killed_rank_of_the_mpi_world_then_a_stopped_relay(run):
     output = run.wait()
     status = run.status()
     assert status["state"] == "finished" and status["step"] == 8 and status["attempt"] == 1
-    assert "the MPI world of" in output and "relay-compute does not answer and is ended" in output
+    assert "the MPI world of" in output and "relay-compute does not answer: ending it" in output
     relays = status["workers"]["relay"]
     assert relays["lost"] >= 3 and relays["joined"] - relays["lost"] == 2
     check_exactly_once(run, steps=8)

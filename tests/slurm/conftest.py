@@ -22,10 +22,10 @@ from typing import IO
 
 import pytest
 
+from rollart_hpc.devcluster import cluster as clusters
+from rollart_hpc.devcluster.cluster import Cluster
+from rollart_hpc.devcluster.packages import install, why_not
 from rollart_hpc.errors import SiteError
-from rollart_hpc.launch.devcluster import cluster as clusters
-from rollart_hpc.launch.devcluster.cluster import Cluster
-from rollart_hpc.launch.devcluster.packages import install, why_not
 
 HERE = Path(__file__).parent
 TEMPORARY = Path(tempfile.gettempdir())
@@ -80,7 +80,7 @@ def own_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 
 def use(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setenv("SLURM_CONF", str(cluster.place.conf))
+    monkeypatch.setenv("SLURM_CONF", str(cluster.files.conf))
     return cluster
 
 

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rollart_hpc.cli.status import OVER, read_status
-from rollart_hpc.config.rundir import RunDir
-from rollart_hpc.launch.devcluster.cluster import Cluster
-from rollart_hpc.launch.ownership import read_ownership
+from rollart_hpc.devcluster.cluster import Cluster
+from rollart_hpc.launch.ownership import has_finished
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.queue import Queue
+from rollart_hpc.launch.status import run_status
+from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import RunState
 
 SMALL = Path(__file__).parent.parent / "runs" / "small.yaml"
 LIMIT_S = 400
@@ -81,13 +82,13 @@ class Submitted:
 
     def until_begun(self, count: int) -> None:
         def has_begun() -> bool:
-            assert read_ownership(self.run).get("state") != "finished", f"over before start {count}\n{self.told()}"
+            assert not has_finished(self.run), f"over before start {count}\n{self.told()}"
             return len(self.begun()) >= count
 
         self.until(has_begun, f"start {count}")
 
     def until_over(self) -> dict[str, Any]:
-        self.until_state(*OVER)
+        self.until_state(*(state for state in RunState if state.is_over))
         return self.status()
 
     def until_state(self, *states: str, attempt: int = 0) -> None:
@@ -95,8 +96,8 @@ class Submitted:
         queue = Queue(self.run)
 
         def is_there() -> bool:
-            now = read_status(self.run, queue)
-            return now["state"] in states and now["attempt"] >= attempt
+            now = run_status(self.run, queue)
+            return now.state in states and now.attempt >= attempt
 
         self.until(is_there, " or ".join(states))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollart_hpc.launch.devcluster.cluster import Cluster
+from rollart_hpc.devcluster.cluster import Cluster
 from rollart_hpc.launch.ownership import read_ownership, start_ticks
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.queue import job_ids, live_jobs

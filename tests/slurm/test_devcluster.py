@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from rollart_hpc.devcluster import cluster as clusters
+from rollart_hpc.devcluster.cluster import Cluster
 from rollart_hpc.errors import UserError
-from rollart_hpc.launch.devcluster import cluster as clusters
-from rollart_hpc.launch.devcluster.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = ROOT / "launchers" / "devcluster"
@@ -52,14 +52,14 @@ def test_a_het_job_of_an_ordinary_user_runs_python_and_sees_its_gpus(cluster: Cl
 
 def test_users_are_apart_and_staff_is_closed_to_them(cluster: Cluster) -> None:
     assert cluster.run("touch", "mine", user="alice").returncode == 0
-    assert "Permission denied" in cluster.run("ls", str(cluster.place.homes / "alice"), user="bob").stderr
-    assert "Permission denied" in cluster.run("cat", str(cluster.place.key), user="bob").stderr
+    assert "Permission denied" in cluster.run("ls", str(cluster.files.homes / "alice"), user="bob").stderr
+    assert "Permission denied" in cluster.run("cat", str(cluster.files.key), user="bob").stderr
     refused = cluster.run("sbatch", "-p", "staff", "--wrap", "true", user="bob")
     assert "not permitted to use this partition" in refused.stderr
 
 
 def test_a_second_cluster_beside_it_ends_with_every_process_of_its_jobs(cluster: Cluster, tmp_path: Path) -> None:
-    directory = Path(cluster.place.path.parent / "second")
+    directory = Path(cluster.files.path.parent / "second")
     option = ("--dir", str(directory))
     assert launch("status", *option).returncode == 1
     done = launch("up", *option)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rollart_hpc.cli.main import main
-from rollart_hpc.launch.devcluster.cluster import Cluster
+from rollart_hpc.devcluster.cluster import Cluster
 
 LIMIT_S = 300
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rollart_hpc.launch.devcluster.cluster import Cluster
+from rollart_hpc.devcluster.cluster import Cluster
 from rollart_hpc.launch.slurm import record
 from tests.slurm.submitted import ALONE, SLOWLY, Submitted, cli, until
 
@@ -21,7 +21,7 @@ STEPS = 1000
 @pytest.fixture
 def run(own_cluster: Cluster, raw_model: Path) -> Iterator[Submitted]:
     """Where other users may look if its own mode lets them."""
-    parent = own_cluster.place.path.parent / "runs"
+    parent = own_cluster.files.path.parent / "runs"
     parent.mkdir()
     parent.chmod(0o755)  # whatever the umask
     one = Submitted(own_cluster, parent / "a run", raw_model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollart_hpc.launch.devcluster.cluster import Cluster
+from rollart_hpc.devcluster.cluster import Cluster
 from rollart_hpc.observe import ledger
 from tests.slurm.submitted import ALONE, DETERMINISTIC, VERY_SLOWLY, Submitted
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollart_hpc.cli.main import main
-from rollart_hpc.launch.devcluster.cluster import Cluster
+from rollart_hpc.devcluster.cluster import Cluster
 
 
 def test_a_site_file_of_the_live_cluster_is_right_about_it(
@@ -23,12 +23,12 @@ def test_a_site_file_of_the_live_cluster_is_right_about_it(
     assert main(["site", "check", "rollartdev", "--json"]) == 0
     assert {one["level"] for one in json.loads(capsys.readouterr().out)} == {"ok"}
     assert main(["site", "init"]) == 2
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
     path.write_text(text.replace("partition: h800", "partition: h80").replace("cpus: 16", "cpus: 512"))
     assert main(["site", "check", "rollartdev"]) == 2
     shown = capsys.readouterr().out
-    assert "h800? there are:" in shown and "classes.cpu.cpus: 16" in shown
+    assert "h800? partitions:" in shown and "classes.cpu.cpus: 16" in shown
 
 
 @pytest.mark.parametrize("site", ["dev", "single"])

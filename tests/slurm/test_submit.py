@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rollart_hpc.config.rundir import RunDir
-from rollart_hpc.launch.devcluster.cluster import Cluster
+from rollart_hpc.devcluster.cluster import Cluster
 from rollart_hpc.launch.slurm import record
+from rollart_hpc.rundir import RunDir
 from tests.slurm.submitted import SMALL, Submitted, cli
 
 
@@ -30,13 +30,13 @@ def test_the_dry_run_s_output_passes_sbatch_unchanged(cluster: Cluster, tmp_path
     tested = cluster.slurm.ask("sbatch", "--test-only", stdin=done.stdout)
     assert tested.code == 0, tested.stderr
     asked = cli("submit", "quickstart", "--site", site, "--test-only", "--run-dir", str(directory))
-    assert asked.returncode == 0 and "Slurm would start it at 20" in asked.stdout, asked.stderr
+    assert asked.returncode == 0 and "Slurm would start the job at 20" in asked.stdout, asked.stderr
     assert queued(cluster) == before and not directory.exists()
 
 
 def test_what_would_not_run_is_refused_before_it_is_sent(accounting_cluster: Cluster, tmp_path: Path) -> None:
     cluster = accounting_cluster
-    site = cluster.place.path.parent / "closed.yaml"
+    site = cluster.files.path.parent / "closed.yaml"
     site.write_text("base: dev\nclasses: {cpu: {partition: staff}}\n")
     site.chmod(0o644)
     for words in (
@@ -52,11 +52,11 @@ def test_what_would_not_run_is_refused_before_it_is_sent(accounting_cluster: Clu
         return done.stderr.partition("rollart-hpc:")[2]
 
     said = refused("--site", str(site), "job.account=other")
-    assert "partition staff: is open to group root only, you are in alice" in said
-    assert "you have no association with account other (yours: dev): job.account=..." in said
+    assert "partition staff: is open only to group root, you are in alice" in said
+    assert "you have no association with account other (yours: dev); set job.account=..." in said
     said = refused("--site", "dev", "job.qos=narrow")
     assert "QOS narrow: gres/gpu is limited to 2, this run needs 3" in said
-    assert "QOS narrow: jobs of 60 min at most, this one asks for 120: job.time_minutes=60" in said
+    assert "QOS narrow: jobs may take 60 min, this one requests 120; set job.time_minutes=60" in said
     assert "you may not use QOS large" in refused("--site", "dev", "job.qos=large")
     assert queued(cluster) == set()
 
@@ -73,7 +73,7 @@ network: {env: {FROM_SITE: "a value"}}
 def run(cluster: Cluster, tmp_path: Path, raw_model: Path) -> Iterator[Submitted]:
     one = Submitted(cluster, tmp_path / "a run", raw_model)
     yield one
-    jobs = [str(line.job) for line in record.read(one.run) if isinstance(line, (record.Submitted, record.Hired))]
+    jobs = [str(line.job) for line in record.read(one.run) if isinstance(line, (record.Submitted, record.ElasticJob))]
     cluster.slurm.ask("scancel", *jobs)
 
 
@@ -90,9 +90,9 @@ def test_engines_on_two_nodes_rewards_from_zero_to_zero_prologue_and_epilogue(ru
     assert "finished after 4 of 4 steps" in done.stdout and "rollart-hpc logs -f" in done.stdout
     assert len(run.hosts("h800")) == 2
     assert {node(run.run, f"engine-compute-{i}") for i in range(2)} == {"h800-0", "h800-1"}
-    hired = [line for line in record.read(run.run) if isinstance(line, record.Hired)]
+    elastic = [line for line in record.read(run.run) if isinstance(line, record.ElasticJob)]
     came, went = (rewards(run.run, what) for what in ("worker_joined", "worker_left"))
-    assert {line["name"] for line in came} <= {f"reward-job-{line.job}" for line in hired} and came
+    assert {line["name"] for line in came} <= {f"reward-job-{line.job}" for line in elastic} and came
     last_s = [line["time_s"] for line in lines(run.run) if line["kind"] == "step"][-1]
     assert any(line["time_s"] < last_s for line in went), run.told()  # while the run went on
     told = [line.split(maxsplit=1) for line in (run.run.path / "epilogues").read_text().splitlines()]

@@ -37,6 +37,9 @@ def make_config(**changes: object) -> RunConfig:
         target: object = config
         for section in sections:
             target = getattr(target, section)
+        if isinstance(target, dict):
+            target[name] = value
+            continue
         assert hasattr(target, name), path
         setattr(target, name, value)
     return config

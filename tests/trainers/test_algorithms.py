@@ -56,7 +56,7 @@ def test_normalised_advantages_have_unit_spread(values: list[int]) -> None:
 def test_a_trajectory_counts_once_however_many_samples_it_has(groups: list[list[float]], samples_each: int) -> None:
     single = [group_of(i, values) for i, values in enumerate(groups)]
     several = [group_of(i, values, samples_each) for i, values in enumerate(groups)]
-    for estimator in algorithms.SCOPES:
+    for estimator in AlgorithmConfig.__dataclass_fields__["estimator"].metadata["choices"]:
         for batch in (single, several):
             algorithms.assign_advantages(batch, AlgorithmConfig(estimator=estimator))
         for one, many in zip(single, several):

@@ -9,8 +9,8 @@ import transformers
 
 from rollart_hpc.config.schema import EngineConfig, RunConfig, TrainerConfig
 from rollart_hpc.engines.contract import Request
-from rollart_hpc.engines.torch_engine import TorchEngine
-from rollart_hpc.trainers.fsdp import FsdpTrainer
+from rollart_hpc.engines.torch.engine import TorchEngine
+from rollart_hpc.trainers.fsdp.trainer import FsdpTrainer
 from rollart_hpc.types import Sample, TokenRecord, TrainGroup, WeightsId
 from rollart_hpc.wire.prefix import prefix_hash
 

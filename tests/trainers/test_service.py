@@ -116,9 +116,9 @@ class FakeLink:
     def send(self, message: Message) -> None:
         self.sent.append(message)
 
-    def update_hello(self, *, version: int, digest: str) -> None:
+    def update_hello(self, *, version: int) -> None:
         assert isinstance(self.sent[-1], Committed), "only what the controller was told may be repeated"
-        assert (version, digest) == (self.sent[-1].version, self.sent[-1].digest)
+        assert version == self.sent[-1].version
         self.num_updates += 1
 
 
@@ -328,7 +328,7 @@ def test_frames_that_do_not_match_their_items_are_an_error() -> None:
     chunk, frames = make_chunk(0, 0, True)
     with pytest.raises(SiteError, match="5 frames for 2 items"):
         groups_of(chunk, frames[:-1])
-    with pytest.raises(SiteError, match=r"trajectory 0\.1: ids, logprobs and versions differ"):
+    with pytest.raises(SiteError, match=r"trajectory 0\.1: ids, logprobs and versions have different lengths"):
         groups_of(chunk, [*frames[:-1], frames[-1][:4]])
     short = [*frames[:3], *(frame[:8] for frame in frames[3:])]
     with pytest.raises(SiteError, match=r"trajectory 0\.1: 2 tokens, expected 5"):

@@ -14,7 +14,7 @@ import torch
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.digest import digest
 from rollart_hpc.weights.direct import DirectSource, DirectTarget, Named
-from rollart_hpc.weights.groups import TransferError
+from rollart_hpc.weights.process_groups import TransferError
 from rollart_hpc.wire.messages import Message, TransferFailed, TransferJoin, TransferReady, TransferSent
 from tests.processes import server
 
@@ -127,7 +127,7 @@ def test_an_engine_that_expects_another_version_refuses(source: DirectSource, re
     ready = offer(source, reports, 2)
     target = Target(ready, 1, 2, WeightsId(2, 6))
     target.join(PATIENCE_S)
-    assert target.error is not None and "not WeightsId(attempt=2, version=6)" in str(target.error)
+    assert target.error is not None and "expected WeightsId(attempt=2, version=6)" in str(target.error)
     assert isinstance(reports.get(timeout=PATIENCE_S), TransferFailed)
 
 

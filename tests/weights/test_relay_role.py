@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.store import NodeStore
 from rollart_hpc.wire import keys
@@ -59,7 +59,7 @@ class Cluster:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
         self.processes[name] = subprocess.Popen(command, env=environment)
         joined = self.controller.event()
-        assert isinstance(joined, Joined) and joined.hello.role == "relay" and joined.hello.address == "127.0.0.1"
+        assert isinstance(joined, Joined) and joined.hello.role == "relay"
 
     def store(self, node: str) -> NodeStore:
         return NodeStore(self.run.store_root, node)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rollart_hpc.types import WeightsId
-from rollart_hpc.weights.groups import TransferError
 from rollart_hpc.weights.layout import BucketInfo
+from rollart_hpc.weights.process_groups import TransferError
 from rollart_hpc.weights.store import NodeStore
 from rollart_hpc.weights.transfer import Sending, open_rendezvous
 from rollart_hpc.wire.messages import (
@@ -127,7 +127,7 @@ def test_a_source_that_breaks_off_is_noticed_at_once(peers: Peers, source: NodeS
 
 
 def test_a_target_that_never_comes() -> None:
-    with pytest.raises(TransferError, match="forming the group"):
+    with pytest.raises(TransferError, match="could not form the group"):
         Sending(open_rendezvous("127.0.0.1"), 2, 0.5)
 
 

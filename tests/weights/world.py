@@ -20,7 +20,7 @@ from rollart_hpc.errors import RollartError
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.direct import BucketStream
 from rollart_hpc.weights.forming import collective_of
-from rollart_hpc.weights.mpi import World
+from rollart_hpc.weights.mpi import MpiWorld
 from rollart_hpc.weights.store import views
 from rollart_hpc.weights.transfer import Receiving, Sending, open_rendezvous
 
@@ -36,7 +36,7 @@ def tensors(epoch: int) -> list[tuple[str, torch.Tensor]]:
 class Rank:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.world = World("test", PATIENCE_S)
+        self.world = MpiWorld("test", PATIENCE_S)
         self.rank = self.world.rank
 
     def epoch(self, number: int, members: list[int], spoil: str = "") -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import subprocess
+import sys
 
 import pytest
 import zmq
@@ -174,3 +176,26 @@ def test_unbindable_host_is_a_site_error() -> None:
     server, _ = new_keys()
     with pytest.raises(SiteError, match="can't listen"):
         Hub("203.0.113.1", server)
+
+
+NO_FILES = """
+import os, resource, socket, time
+from rollart_hpc.wire.hub import Hub
+from rollart_hpc.wire.keys import new_keys
+hub = Hub("127.0.0.1", new_keys()[0])
+clients = [socket.socket() for _ in range(8)]
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 3, hard))
+for client in clients:
+    client.connect((hub.host, hub.port))
+limit_s = time.monotonic() + 60
+while not hub.counters["refused_connections"] and time.monotonic() < limit_s:
+    hub.poll(0.05)
+print(hub.counters["refused_connections"] > 0)
+os._exit(0)
+"""
+
+
+def test_a_connection_that_no_file_is_left_for_is_told() -> None:
+    done = subprocess.run([sys.executable, "-c", NO_FILES], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "True" and "raise `ulimit -Hn`" in done.stderr

@@ -17,7 +17,7 @@ import pytest
 
 from rollart_hpc.errors import SiteError
 from rollart_hpc.wire.keys import ClientKeys, load_client, load_server, make_keys, new_keys
-from rollart_hpc.wire.link import Link, LinkClosed
+from rollart_hpc.wire.link import Link, LinkClosed, beat_due_s
 from rollart_hpc.wire.members import Joined, Lost
 from rollart_hpc.wire.messages import MAX_FRAME_BYTES, Bye, Resend, Stop, WhoAreYou
 from tests.wire.star import PATIENCE_S, SHORT_SILENCE_S, Controller, make_hello
@@ -129,6 +129,23 @@ def test_oversized_is_refused_before_it_leaves(controller: Controller) -> None:
     link.close()
 
 
+@pytest.mark.parametrize(
+    ("beaten_s", "sent_s", "heard_s", "due_s"),
+    [
+        (0.0, 0.0, 0.0, 1.0),  # idle
+        (0.0, 0.9, 0.9, 1.9),  # busy: its messages are signs of life
+        (0.0, 0.9, 0.2, 1.2),  # it sends and hears nothing: does the controller live?
+        (1.2, 1.9, 0.2, 2.2),  # likewise, asked a moment ago
+        (0.0, 0.2, 0.9, 1.2),  # it hears and sends nothing
+        (0.0, 9.9, 9.9, 10.0),  # busy for long: the clock is to be measured
+    ],
+)
+def test_a_heartbeat_is_due_where_no_message_stands_for_it(
+    beaten_s: float, sent_s: float, heard_s: float, due_s: float
+) -> None:
+    assert beat_due_s(1.0, beaten_s, sent_s, heard_s) == pytest.approx(due_s)
+
+
 def test_clock_offset_is_measured(controller: Controller) -> None:
     link = Link(controller.address, controller.client, make_hello())
     link.clock_offset_s = 1000.0
@@ -151,7 +168,7 @@ def test_no_controller_is_a_site_error() -> None:
 def test_key_of_another_attempt_fails_at_once(controller: Controller) -> None:
     _, other = new_keys()
     keys = ClientKeys(other.public, other.secret, controller.client.server_public)
-    with pytest.raises(LinkClosed, match="does not admit our key"):
+    with pytest.raises(LinkClosed, match="refused our key"):
         Link(controller.address, keys, make_hello(), welcome_timeout_s=PATIENCE_S)
 
 
@@ -187,14 +204,13 @@ def test_reconnects_and_joins_again_when_the_connection_drops(controller: Contro
 
 
 def test_who_joins_again_says_what_it_is_by_then(controller: Controller) -> None:
-    link = Link(controller.address, controller.client, make_hello(version=3, digest="d3"))
+    link = Link(controller.address, controller.client, make_hello(version=3))
     assert isinstance(first := controller.event(), Joined) and first.hello.version == 3
-    link.update_hello(version=4, digest="d4")
+    link.update_hello(version=4)
     controller.members.lose("env-0", "a mistake")
     assert link.recv(PATIENCE_S) == (WhoAreYou(), [])
     assert isinstance(again := controller.event(), Joined)
-    assert (again.hello.version, again.hello.digest) == (4, "d4")
-    assert again.hello.incarnation == first.hello.incarnation
+    assert (again.hello.version, again.hello.incarnation) == (4, first.hello.incarnation)
     link.close()
 
 

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from rollart_hpc.vocabulary import ProcessState
 from rollart_hpc.wire.members import PATIENCE, Joined, Lost, Members
 from rollart_hpc.wire.messages import (
     Bye,
@@ -76,8 +77,9 @@ def test_heartbeat_is_acknowledged_with_our_clock() -> None:
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [({"package": "9.9"}, "package version"), ({"attempt": 0}, "attempt 0 is over"), ({"role": "boss"}, "role"),
-     ({"role": "controller"}, "role"), ({"capacity": -1}, "capacity"), ({"name": "a b"}, "not a name"),
-     ({"incarnation": ""}, "not a name")],
+     ({"role": "controller"}, "role"), ({"capacity": -1}, "capacity"), ({"name": "a b"}, "not a valid name"),
+     ({"incarnation": ""}, "not a valid name"), ({"kv_tokens": -1}, "kv_tokens -1"), ({"speed": 0.0}, "speed 0.0"),
+     ({"speed": 101.0}, "speed 101.0"), ({"speed": float("nan")}, "speed nan")],
 )  # fmt: skip
 def test_wrong_hello_is_refused_and_harms_no_live_member(wrong: dict[str, object], reason: str) -> None:
     members, router, _ = make()
@@ -123,7 +125,7 @@ def test_silence_is_a_loss_and_any_message_breaks_it() -> None:
         clock.now += 4
         assert members.tick(clock.now) == []
     clock.now += 4
-    assert members.tick(clock.now) == [Lost(hello, "silent for 10 s", is_silent=True)]
+    assert members.tick(clock.now) == [Lost(hello, "silent for 10 s", ProcessState.SILENT)]
     assert members.alive == {} and router.routes == {}
     assert members.tick(clock.now) == []
 
@@ -156,7 +158,7 @@ def test_who_leaves_because_nothing_is_to_be_done_is_not_lost() -> None:
     reward = make_hello("reward-job-1", role="reward")
     members.handle("reward-job-1", reward)
     (gone,) = members.handle("reward-job-1", Bye("done", is_leaving=True))
-    assert gone == Lost(reward, "said bye: done", is_leaving=True)
+    assert gone == Lost(reward, "said bye: done", ProcessState.LEFT)
 
 
 def test_messages_of_the_unknown_change_nothing() -> None:

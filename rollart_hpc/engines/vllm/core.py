@@ -1,7 +1,7 @@
-"""vLLM itself, as far as we use it: start, requests, steps, weights, end. Owns vLLM's AsyncLLM and its quirks.
+"""The part of vLLM that we use: start, requests, steps, weights, shutdown. Owns vLLM's AsyncLLM and its quirks.
 
-AsyncLLM lives on an event loop in a thread of its own, its engine core in another process, which never waits for us.
-Our contract is driven by one thread in steps: `step` waits for what the core's next scheduler step brings.
+AsyncLLM runs on an event loop in its own thread, and its engine core runs in another process, which never waits for
+us. One thread drives our contract in steps: `step` waits for the result of the core's next scheduler step.
 """
 
 from __future__ import annotations
@@ -22,26 +22,29 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from rollart_hpc.engines.contract import Counters
-from rollart_hpc.engines.vllm.settings import Setup, arguments
+from rollart_hpc.engines.contract import Counters, EngineSetup
+from rollart_hpc.engines.vllm.settings import arguments
 from rollart_hpc.engines.vllm.updates import INCOMPLETE, Update
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.types import WeightsId
 
 T = TypeVar("T")
 
-_STEP_S = 0.1  # a core that only waits, for KV of another engine, must not keep us from hearing the controller
+_STEP_S = 0.1  # while the core only waits for another engine's KV, we must still read the controller's messages
 
 
 class StepCounter:
-    """Stands in for vLLM's loggers: what each step ran, for our counters."""
+    """Replaces vLLM's loggers: adds what each step ran to our counters."""
 
     def __init__(self, counters: Counters, moved: threading.Event) -> None:
         self._counters, self._moved = counters, moved
+        self.kv_usage = 0.0  # share of the cache held by running requests; blocks kept for later turns count as free
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
+        if scheduler_stats is not None:
+            self.kv_usage = scheduler_stats.kv_cache_usage
         if iteration_stats is not None:
             self._counters.num_forwards += 1
             self._counters.num_decode_tokens += iteration_stats.num_generation_tokens
@@ -50,21 +53,27 @@ class StepCounter:
 
 
 class VllmCore:
-    def __init__(self, setup: Setup, counters: Counters) -> None:
+    def __init__(self, setup: EngineSetup, counters: Counters) -> None:
         logging.getLogger("vllm").setLevel(logging.WARNING)
-        self._moved = threading.Event()  # a step is over, or a request
+        self._moved = threading.Event()  # a step or a request has ended
         self._ended: deque[RequestOutput | BaseException] = deque()
         self._requests: dict[int, asyncio.Task[None]] = {}
-        self._aborted: set[asyncio.Task[None]] = set()  # that have not told vLLM yet
-        self._names: dict[int, str] = {}  # vLLM's own, of those it has taken
+        self._aborted: set[asyncio.Task[None]] = set()  # vLLM does not know of these yet
+        self._names: dict[int, str] = {}  # vLLM's names for the requests it has accepted
         self._llm: Any = AsyncLLM.from_engine_args(engine_args(setup))
-        self._llm.logger_manager = StepCounter(counters, self._moved)  # its outputs are read from the first request on
+        self._steps = StepCounter(counters, self._moved)
+        self._llm.logger_manager = self._steps  # vLLM reads outputs only from the first request on
+        self.kv_tokens = _kv_tokens(self._llm.vllm_config.cache_config)
         self.vocabulary = int(self._llm.model_config.get_vocab_size())
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
         self._thread.start()
-        self._call(self._llm.get_supported_tasks())  # which the first requests would ask for all at once
+        self._call(self._llm.get_supported_tasks())  # otherwise all of the first requests ask for them at once
         self.pause()  # until the first install
+
+    @property
+    def kv_used_tokens(self) -> int:
+        return round(self._steps.kv_usage * self.kv_tokens)
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -75,13 +84,13 @@ class VllmCore:
         self._loop.call_soon_threadsafe(self._end, request)
 
     def num_done(self, request: int) -> int:
-        """Tokens of a request whose KV is lost in an install; 0 while nothing was sampled."""
+        """Tokens of a request whose KV an install discards; 0 until a token is sampled."""
         state = self._llm.output_processor.request_states.get(self._names.get(request))
         num_sampled = state.detokenizer.num_output_tokens() if state is not None else 0
         return state.prompt_len + num_sampled if num_sampled else 0
 
     def step(self) -> list[RequestOutput]:
-        """What has ended, after the next scheduler step at the latest."""
+        """Finished requests. Waits for the next scheduler step if there are none yet."""
         if not self._ended:
             self._moved.wait(_STEP_S)
         self._moved.clear()
@@ -107,21 +116,21 @@ class VllmCore:
         self._names.pop(request, None)
         self._aborted.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            self._ended.append(error)  # it ends the engine: the thread that drives it must hear of it
+            self._ended.append(error)  # `step` raises it, which ends the engine
         self._moved.set()
 
     async def _answer(self, request: int, ids: Sequence[int], params: SamplingParams) -> None:
         try:
             collector = await self._llm.add_request(str(request), tokens_input(list(ids)), params)
             self._names[request] = collector.request_id
-            self._ended.append(await collector.get())  # FINAL_ONLY: there is one output
+            self._ended.append(await collector.get())  # FINAL_ONLY: exactly one output
         except asyncio.CancelledError:
             await self._llm.abort(str(request))
 
     # --- weights -------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Running requests go back to the queue with their tokens; all KV is dropped, what was sampled has come."""
+        """Put running requests back into the queue with their tokens and drop all KV. No sampled token is pending."""
         self._call(self._pause())
 
     async def _pause(self) -> None:
@@ -132,16 +141,16 @@ class VllmCore:
         self._call(self._llm.resume_generation())
 
     def install(self, weights_id: WeightsId, update: Update | list[Update]) -> int:
-        """Every worker takes the version, by its own update if there is one for each; returns the bytes it took.
+        """Load the version in every worker; a list has one update per worker. Returns the bytes that worker 0 loaded.
 
-        Tokens sampled from now on carry the version's number. What failed may work next time, but a version that lacks
-        something will lack it again: this process ends by it.
+        Tokens sampled from now on carry the version's number. Most failures are retried (SiteError). If tensors are
+        missing a retry can't help, so RuntimeError ends this process.
         """
         answers: list[int | str] = self._call(self._llm.collective_rpc("take_weights", args=(update,)))
         errors = [answer for answer in answers if isinstance(answer, str)]
         if errors:
             kind = RuntimeError if any(INCOMPLETE in error for error in errors) else SiteError
-            raise kind(f"vLLM's workers did not take weights {weights_id}: {errors[0]}")
+            raise kind(f"vLLM's workers could not load weights {weights_id}: {errors[0]}")
         self._call(self._llm.update_weight_version(str(weights_id.version)))
         return int(answers[0])
 
@@ -160,24 +169,29 @@ class VllmCore:
         await asyncio.gather(*self._aborted, return_exceptions=True)
 
     async def _settled(self) -> None:
-        """Tasks of vLLM's own, which its shutdown cancels."""
+        """Wait for vLLM's own tasks, which its shutdown cancels."""
         await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
-def engine_args(setup: Setup) -> AsyncEngineArgs:
+def _kv_tokens(config: Any) -> int:
+    """vLLM's own figure, which also holds for models with mixed attention; else computed from the blocks."""
+    return int(getattr(config, "kv_cache_size_tokens", 0) or (config.num_gpu_blocks or 0) * config.block_size)
+
+
+def engine_args(setup: EngineSetup) -> AsyncEngineArgs:
     wanted = arguments(setup)
     known = {f.name for f in fields(AsyncEngineArgs)}
     for name in wanted.keys() - known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else "see vLLM's engine arguments"
-        raise UserError(f"engine.vllm.{name}: vLLM has no such engine argument", hint)
+        raise UserError(f"engine.options.{name}: vLLM has no such engine argument", hint)
     try:
         return AsyncEngineArgs(**wanted)
     except (TypeError, ValueError) as error:
-        raise UserError(f"engine.vllm: vLLM refuses its arguments: {error}", "correct the run file") from None
+        raise UserError(f"engine.options: vLLM rejects them: {error}", "correct engine.options") from None
 
 
 def sampling(
@@ -192,7 +206,7 @@ def sampling(
         temperature=temperature,
         max_tokens=max_tokens,
         stop_token_ids=end_ids,
-        ignore_eos=True,  # the ids above say what ends a turn
+        ignore_eos=True,  # only the ids above end a turn
         logprobs=0,  # of the sampled token only
         flat_logprobs=True,
         detokenize=False,

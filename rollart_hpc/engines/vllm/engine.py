@@ -1,12 +1,13 @@
 """Engine `vllm`: our contract over vLLM. Owns the tokens of each trajectory and how an output becomes `Finished`.
 
-vLLM keeps KV by the content of whole blocks, not by trajectory: a later turn sends its delta to us, we send the whole
-prompt to vLLM, and its prefix cache finds the blocks again. So what is held of a trajectory here is its ids.
+vLLM keys its KV by the content of whole blocks, not by trajectory. A later turn sends us its delta, we send vLLM the
+whole prompt, and its prefix cache finds the blocks again. So this class holds only the ids of each trajectory.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections import deque
 from collections.abc import Iterable
@@ -17,11 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollart_hpc.engines.contract import Counters, Finished, Request
-from rollart_hpc.engines.model import end_ids
+from rollart_hpc.engines.contract import Counters, EngineSetup, Finished, Request
 from rollart_hpc.engines.vllm.handles import Handle, remove_kv, usable_params
-from rollart_hpc.engines.vllm.settings import Setup, prefill_params, set_environment
+from rollart_hpc.engines.vllm.settings import prefill_params, set_environment
 from rollart_hpc.engines.vllm.updates import from_collective, from_store
+from rollart_hpc.model_files import end_ids
 from rollart_hpc.types import TokenRecord, WeightsId
 from rollart_hpc.weights.direct import DirectTarget
 from rollart_hpc.weights.store import NodeStore, StoredWeights
@@ -29,7 +30,12 @@ from rollart_hpc.wire.prefix import prefix_hash
 
 log = logging.getLogger(__name__)
 
-_BUCKET_BYTES = 256 << 20  # of weights that don't lie in shared memory yet
+_BUCKET_BYTES = 256 << 20  # for weights that are not in shared memory yet
+
+
+def make(setup: EngineSetup) -> VllmEngine:
+    os.umask(0o077)  # keep the files that vLLM writes private too
+    return VllmEngine(setup, NodeStore(setup.store, setup.inbox))
 
 
 @dataclass(slots=True, eq=False)
@@ -38,21 +44,21 @@ class Live:
 
     request: Request
     prompt: NDArray[np.int32]
-    key: str = ""  # under which its KV is handed on
+    key: str = ""  # key of the KV that it passes to another engine
     takes_kv: bool = False
-    waits: bool = False  # for the end of an install, outside vLLM
-    num_rebuilt_tokens: int = 0  # run again because an install dropped their KV
+    waits: bool = False  # removed from vLLM until the install ends
+    num_rebuilt_tokens: int = 0  # tokens run again because an install dropped their KV
 
 
 class VllmEngine:
-    def __init__(self, setup: Setup, inbox: NodeStore) -> None:
-        """`inbox`: where weights that come as tensors are put, for the workers to map them."""
+    def __init__(self, setup: EngineSetup, inbox: NodeStore) -> None:
+        """`inbox`: store for weights that arrive as tensors, so that the workers can map them."""
         set_environment(setup)
         from rollart_hpc.engines.vllm.core import VllmCore, sampling
 
         self._sampling = sampling
         self.counters = Counters()
-        self.device = None  # every worker joins a collective itself
+        self.device = None  # every vLLM worker joins the collective itself
         self.num_ranks = setup.tensor_parallel
         self.weights_id: WeightsId | None = None
         self._setup = setup
@@ -63,12 +69,20 @@ class VllmEngine:
         self._max_len = setup.max_len
         self._max_held = max(setup.config.kv_slots, setup.config.max_running)
         self._deterministic = setup.deterministic
-        self._end_ids = end_ids(setup.model)
-        self._held: dict[str, NDArray[np.int32]] = {}  # by last use, oldest first
+        self._end_ids = sorted(end_ids(setup.model))
+        self._held: dict[str, NDArray[np.int32]] = {}  # least recently used first
         self._live: dict[int, Live] = {}
         self._ended: list[Finished] = []
         self._suspended = False
-        self._handed: deque[str] = deque()  # keys of KV made for others
+        self._handed: deque[str] = deque()  # keys of KV made for other engines
+
+    @property
+    def kv_tokens(self) -> int:
+        return self._core.kv_tokens
+
+    @property
+    def kv_used_tokens(self) -> int:
+        return self._core.kv_used_tokens
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -108,7 +122,7 @@ class VllmEngine:
         return params
 
     def _extended(self, request: Request) -> NDArray[np.int32] | None:
-        """The whole prompt of a turn that brings its delta only; None: its beginning is not held."""
+        """The whole prompt of a turn that sends only its delta. None: we don't hold its prefix."""
         held = self._held.get(request.trajectory)
         if held is None or len(held) < request.prefix_tokens:
             return None
@@ -118,7 +132,7 @@ class VllmEngine:
         return np.concatenate([prefix, request.new_ids])
 
     def _is_possible(self, request: Request, prompt: NDArray[np.int32]) -> bool:
-        """False: there is no room for a token or nothing to go on from. The turn then ends empty, as data."""
+        """False: there is no room for a new token, or the prompt is empty or invalid. The turn then ends empty."""
         is_known = not len(prompt) or (prompt.min() >= 0 and prompt.max() < self._core.vocabulary)
         if not is_known:
             log.error("request %d of %s has ids outside the vocabulary", request.request, request.trajectory)
@@ -152,10 +166,10 @@ class VllmEngine:
     # --- weights -------------------------------------------------------------------------------
 
     def suspend(self) -> None:
-        """vLLM finishes the step it is in; what that sampled carries the old version's number.
+        """vLLM finishes its current step; the tokens of that step carry the old version's number.
 
-        What still waits for KV of the old weights is taken out: that would be of no use, and vLLM can't drop its cache
-        while KV is on its way into it.
+        Requests that still wait for KV of the old weights are removed from vLLM: that KV is useless now, and vLLM
+        can't drop its cache while KV is being loaded into it.
         """
         self._suspended = True
         for live in self._live.values():
@@ -165,9 +179,9 @@ class VllmEngine:
         self._core.pause()
 
     def install(self, named: Iterable[tuple[str, torch.Tensor]], weights_id: WeightsId) -> None:
-        """Workers map what is in the node's store and join a collective; other weights are put into shared memory."""
+        """Workers map the node's store or join the collective. Other weights are written to shared memory first."""
         assert self._suspended
-        self.weights_id = None  # what breaks now leaves weights of two versions
+        self.weights_id = None  # a failure from here on leaves weights of two versions
         if isinstance(named, StoredWeights):
             self._core.install(weights_id, from_store(named.directory, weights_id))
         elif isinstance(named, DirectTarget):
@@ -229,7 +243,7 @@ class VllmEngine:
         )
 
     def _prefilled(self, live: Live, output: Any, version: int) -> Finished:
-        """The token that vLLM sampled is left out: the engine that decodes samples it under its own weights."""
+        """The token that vLLM sampled is discarded: the engine that decodes samples it under its own weights."""
         request, times = live.request, output.metrics
         assert self.weights_id is not None
         handle = Handle(self.weights_id.attempt, version, output.kv_transfer_params or {})
@@ -247,13 +261,13 @@ class VllmEngine:
         )
 
     def _hand_on(self, key: str) -> None:
-        """Files of prompts that nobody came for must not pile up: the oldest go."""
+        """Remember the key, and delete the oldest KV file so that files nobody fetches don't pile up."""
         self._handed.append(key)
         if len(self._handed) > self._max_held and self._setup.kv_directory is not None:
             remove_kv(self._setup.kv_directory, [self._handed.popleft()])
 
     def close(self) -> None:
-        """End vLLM's processes."""
+        """Stop vLLM's processes."""
         self._core.close()
         self._inbox.remove()
 

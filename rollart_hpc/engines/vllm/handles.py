@@ -1,6 +1,6 @@
-"""What one engine tells another about KV it made: the handle that travels with a split turn, and the files of it.
+"""KV passed between engines: the handle that travels with a split turn, and the names of its files.
 
-A handle names the weights that made the KV; an engine with other weights does not take it.
+A handle names the weights that made the KV. An engine with other weights refuses it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Handle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def usable_params(kv: str, weights_id: WeightsId | None) -> dict[str, Any] | None:
-    """The parameters of a handle whose KV these weights made; None: the prompt must be computed here."""
+    """The handle's parameters if these weights made its KV. None: this engine must prefill the prompt."""
     try:
         handle = msgspec.json.decode(kv, type=Handle)
     except msgspec.DecodeError:
@@ -37,7 +37,7 @@ def usable_params(kv: str, weights_id: WeightsId | None) -> dict[str, Any] | Non
 
 
 def kv_file(directory: Path, key: str, rank: int) -> Path:
-    """One for each worker of the engine that prefills."""
+    """The prefilling engine writes one file per worker (rank)."""
     return directory / f"{key}.{rank}.safetensors"
 
 

@@ -1,10 +1,10 @@
-"""A vLLM KV connector over files in shared memory: how a prefilled prompt reaches another engine on CPU machines.
+"""A vLLM KV connector over files in shared memory: passes a prefilled prompt to another engine on CPU machines.
 
     prefill  {"save": KEY}             -> once the prompt is computed, its whole blocks are written to KEY
-    decode   {"load": KEY, "tokens"}   -> the blocks are read back before the first forward, once
+    decode   {"load": KEY, "tokens"}   -> the blocks are read back once, before the first forward
 
-Runs inside vLLM's scheduler and workers, which see the same directory. A file that is gone is no error: vLLM computes
-the blocks itself. On GPUs vLLM's NixlConnector takes this one's place (`settings`).
+Runs inside vLLM's scheduler and workers, which share the directory. A missing file is not an error: vLLM computes the
+blocks itself. On GPUs vLLM's NixlConnector is used instead (`settings`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KEY = re.compile(r"[0-9a-f]{1,64}")
 
 @dataclass
 class Blocks:
-    """Blocks of one request that go to a file or come from one."""
+    """Blocks of one request to write to a file or read from one."""
 
     key: str
     ids: list[int]
@@ -39,7 +39,7 @@ class Blocks:
 
 @dataclass
 class Transfers(KVConnectorMetadata):
-    """What the workers do around the coming forward."""
+    """What the workers save and load around the next forward."""
 
     saves: list[Blocks] = field(default_factory=list)
     loads: list[Blocks] = field(default_factory=list)
@@ -104,7 +104,7 @@ class KvFiles(KVConnectorBase_V1):
         return False, {"load": key, "tokens": num_tokens // self._block_tokens * self._block_tokens}
 
     def reset_cache(self) -> bool:
-        """New weights: what is on its way is worth nothing."""
+        """New weights: KV that is still being loaded is useless."""
         self._loading.clear()
         return True
 
@@ -145,9 +145,9 @@ class KvFiles(KVConnectorBase_V1):
         return failed
 
     def _path(self, key: str, rank: int) -> Path:
-        """Keys come from another process: nothing but a name in our directory is meant."""
+        """Keys come from another process and must not name a path outside our directory."""
         if not _KEY.fullmatch(key):
-            raise ValueError(f"{key!r} is no key of a KV file")
+            raise ValueError(f"{key!r} is not a valid key of a KV file: expected 1 to 64 hexadecimal digits")
         return kv_file(self._directory, key, rank)
 
 

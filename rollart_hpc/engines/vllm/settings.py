@@ -1,7 +1,7 @@
-"""From our configuration to vLLM's: environment variables and engine arguments. Owns both; starts nothing.
+"""Translates our configuration to vLLM's: environment variables and engine arguments. Owns both; starts nothing.
 
-`engine.vllm` in the run file may set any engine argument but the reserved ones, which this package relies on.
-vLLM's engine core has a process of its own, so that scheduling overlaps with what ours does.
+`engine.options` in the run file may set any engine argument except the reserved ones, which this package relies on.
+vLLM's engine core runs in its own process, so its scheduling overlaps with our work.
 """
 
 from __future__ import annotations
@@ -9,48 +9,24 @@ from __future__ import annotations
 import json
 import os
 import socket
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from rollart_hpc.config.process import OFFLINE
-from rollart_hpc.config.schema import EngineConfig
+from rollart_hpc.engines.contract import EngineSetup
+from rollart_hpc.processes.lifetime import OFFLINE
 
 BACKEND = "rollart"  # the name of our weight transfer in vLLM's registry
 _EXTENSION = "rollart_hpc.engines.vllm.worker.Extension"
-_BLOCK_TOKENS = 32  # of the prefix cache on CPU: vLLM's 128 there would share nothing of short turns
+_BLOCK_TOKENS = 32  # prefix cache block on CPU: with vLLM's default of 128, short turns would share nothing
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _LEAST_KV_BYTES = 64 << 20
 _LEASE_S = 6
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What an engine is started with."""
-
-    model: Path
-    config: EngineConfig
-    max_len: int  # tokens of a trajectory at most
-    scratch: Path  # caches of vLLM and torch go here; private to the run
-    tensor_parallel: int = 1
-    deterministic: bool = False
-    seed: int = 0
-    kv_directory: Path | None = None  # split turns: where KV changes hands on CPU machines; None = no split turns
-    host: str = "127.0.0.1"  # split turns: where engines elsewhere reach this one
-
-    @property
-    def on_cpu(self) -> bool:
-        if self.config.device != "auto":
-            return self.config.device == "cpu"
-        import torch
-
-        return not torch.cuda.is_available()
-
-
-def set_environment(setup: Setup) -> None:
-    """Before vLLM is imported. What the user has set already stays."""
+def set_environment(setup: EngineSetup) -> None:
+    """Call before vLLM is imported. Variables that the user has set are kept."""
     variables = OFFLINE | {
-        "VLLM_CONFIGURE_LOGGING": "0",  # its log lines go where ours go
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CONFIGURE_LOGGING": "0",  # its messages go to our log
         "VLLM_CACHE_ROOT": str(setup.scratch / "vllm"),
         "VLLM_CONFIG_ROOT": str(setup.scratch / "vllm"),
         "TORCHINDUCTOR_CACHE_DIR": str(setup.scratch / "inductor"),
@@ -60,10 +36,10 @@ def set_environment(setup: Setup) -> None:
     if setup.on_cpu:
         variables |= {
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # processes of a run share the cores
-            "TORCHDYNAMO_DISABLE": "1",  # the first request with log-probs would compile for seconds
+            "TORCHDYNAMO_DISABLE": "1",  # else the first request with log-probs compiles for seconds
             "VLLM_HOST_IP": "127.0.0.1",
         }
-        if setup.tensor_parallel == 1:  # a worker in the core's process: a third one would only start later
+        if setup.tensor_parallel == 1:  # run the worker in the core's process: a third process only delays the start
             variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     elif setup.kv_directory is not None:
         port = str(free_port(setup.host))
@@ -73,17 +49,17 @@ def set_environment(setup: Setup) -> None:
 
 
 def free_port(host: str) -> int:
-    """For whoever wants to be told a number: the system's choice, though not kept for us until it is used."""
+    """A port chosen by the system, for programs that need a number. It is not reserved until it is used."""
     with socket.create_server((host, 0)) as probe:
         return int(probe.getsockname()[1])
 
 
-def arguments(setup: Setup) -> dict[str, Any]:
-    """vLLM's engine arguments: ours, then the user's, then what we rely on."""
-    return _defaults(setup) | dict(setup.config.vllm) | _reserved(setup)
+def arguments(setup: EngineSetup) -> dict[str, Any]:
+    """vLLM's engine arguments: our defaults, overridden by the user's, overridden by the reserved ones."""
+    return _defaults(setup) | dict(setup.config.options) | _reserved(setup)
 
 
-def _defaults(setup: Setup) -> dict[str, Any]:
+def _defaults(setup: EngineSetup) -> dict[str, Any]:
     config = setup.config
     running = 1 if setup.deterministic else config.max_running
     values: dict[str, Any] = {
@@ -101,14 +77,14 @@ def _defaults(setup: Setup) -> dict[str, Any]:
     return values
 
 
-def kv_transfer(setup: Setup) -> dict[str, Any]:
-    """Every engine may prefill for others and decode what others prefilled; KV that does not come is computed.
+def kv_transfer(setup: EngineSetup) -> dict[str, Any]:
+    """Every engine may prefill for others and decode what others prefilled. KV that does not arrive is recomputed.
 
-    NIXL: written from vLLM's documentation (disaggregated prefill with NixlConnector); has not been run on GPUs.
+    NIXL: written from vLLM's documentation (disaggregated prefill with NixlConnector); not tested on GPUs.
     """
     common = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
     if not setup.on_cpu:
-        # KV that nobody fetches holds up the next install until its lease is over.
+        # KV that nobody fetches delays the next install until its lease expires.
         return common | {"kv_connector": "NixlConnector", "kv_connector_extra_config": {"kv_lease_duration": _LEASE_S}}
     return common | {
         "kv_connector": "KvFiles",
@@ -117,8 +93,8 @@ def kv_transfer(setup: Setup) -> dict[str, Any]:
     }
 
 
-def prefill_params(setup: Setup, key: str) -> dict[str, Any]:
-    """What a request says to have its KV handed on."""
+def prefill_params(setup: EngineSetup, key: str) -> dict[str, Any]:
+    """Request parameters that make a prompt's KV available to another engine."""
     if setup.on_cpu:
         return {"save": key}
     return {
@@ -131,15 +107,15 @@ def prefill_params(setup: Setup, key: str) -> dict[str, Any]:
     }
 
 
-def _reserved(setup: Setup) -> dict[str, Any]:
-    """`config.rules` names the same keys, so that a run file that sets one is refused before anything starts."""
+def _reserved(setup: EngineSetup) -> dict[str, Any]:
+    """`backend` lists the same keys, so a run file that sets one is refused before anything starts."""
     split = {} if setup.kv_directory is None else {"kv_transfer_config": kv_transfer(setup)}
     return split | {
         "model": str(setup.model),
         "skip_tokenizer_init": True,  # token ids in, token ids out
         "load_format": "dummy",  # weights always come from an install
-        "generation_config": "vllm",  # nothing but what a request says
-        "logprobs_mode": "processed_logprobs",  # of the distribution sampled from
+        "generation_config": "vllm",  # ignore the model's sampling defaults
+        "logprobs_mode": "processed_logprobs",  # log-probs of the distribution that was sampled from
         "max_model_len": setup.max_len,
         "seed": setup.seed % (1 << 31),
         "tensor_parallel_size": setup.tensor_parallel,
@@ -148,8 +124,8 @@ def _reserved(setup: Setup) -> dict[str, Any]:
     }
 
 
-def _kv_bytes(setup: Setup) -> int:
-    """Room for `kv_slots` trajectories of full length; vLLM would take half of the machine's memory."""
+def _kv_bytes(setup: EngineSetup) -> int:
+    """Room for `kv_slots` trajectories of full length. vLLM's default is half of the machine's memory."""
     model = json.loads((setup.model / "config.json").read_text())
     heads = int(model["num_attention_heads"])
     kv_heads = int(model.get("num_key_value_heads") or heads)

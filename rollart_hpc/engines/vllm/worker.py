@@ -1,7 +1,7 @@
-"""What runs inside vLLM's worker processes: installing weights from shared memory, or as a rank of a collective.
+"""Runs inside vLLM's worker processes: installs weights from shared memory, or as a rank of a collective.
 
-vLLM imports this module in every worker (`worker_extension_cls`); importing it registers our weight transfer with
-vLLM's factory. A worker gets the buckets itself: only where to find them goes through vLLM's calls (`updates`).
+vLLM imports this module in every worker (`worker_extension_cls`), which registers our weight transfer with vLLM's
+factory. A worker fetches the buckets itself; vLLM's calls only carry their location (`updates`).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from rollart_hpc.engines.vllm.updates import INCOMPLETE, Update, open_update
 log = logging.getLogger(__name__)
 
 _TIED = {"lm_head.weight"}
-# It warns of layers that get no weights at every install, also of those that have none: we check by name.
+# At every install this logger warns of layers without new weights, even of layers that have none. We check by name.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 
 class Extension:
-    """Mixed into vLLM's worker, whose methods it calls."""
+    """A mixin for vLLM's worker; calls the worker's methods."""
 
     def take_weights(self, updates: Update | list[Update]) -> int | str:
-        """Bytes taken, or why not.
+        """Returns the bytes loaded, or the reason for the failure.
 
-        It never raises: vLLM would then not read the other workers' answers, and take them for those to its next call.
-        Half an install must not stay behind either: the next one would take its tensors for its own.
+        Never raises: vLLM would then leave the other workers' answers unread and take them for answers to its next
+        call. A failed install must not leave tensors behind either: the next one would take them for its own.
         """
         worker: Any = self
         try:
@@ -44,7 +44,7 @@ class Extension:
             worker.update_weights(updates)
             worker.finish_weight_update()
         except Exception as error:
-            log.exception("weights")
+            log.exception("could not load the weights")
             worker._weight_update_active = False
             worker.weight_transfer_engine.give_up()
             return str(error)
@@ -53,7 +53,7 @@ class Extension:
 
 @dataclass
 class NoInit(WeightTransferInitInfo):
-    """There is nothing to agree on beforehand."""
+    """There is nothing to set up in advance."""
 
 
 @dataclass
@@ -70,12 +70,12 @@ class RollartTransfer(WeightTransferEngine[NoInit, UpdateInfo]):
         pass
 
     def start_weight_update(self) -> None:
-        """Layer by layer: kernels may keep weights in a form of their own (on CPU they are packed)."""
-        initialize_layerwise_reload(self.model)  # from here on parameters are those of a checkpoint
+        """Reload layer by layer, because kernels may store weights in their own format (on CPU they are packed)."""
+        initialize_layerwise_reload(self.model)  # from here on parameters have the checkpoint's format
         self._expected = {name for name, _ in self.model.named_parameters()}
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """The base class waits for an accelerator afterwards; on a CPU there is none to wait for."""
+        """Unlike the base class, does not synchronize an accelerator on CPU machines, which have none."""
         self.receive_weights(UpdateInfo(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
@@ -101,7 +101,7 @@ class RollartTransfer(WeightTransferEngine[NoInit, UpdateInfo]):
 
 
 def _pack_tied_head(model: Any) -> None:
-    """A head tied to the embeddings gets no weights of its own, but on a CPU it multiplies by a packed copy."""
+    """A head tied to the embeddings gets no weights of its own, but on CPU it uses a packed copy: pack it again."""
     head = getattr(model, "lm_head", None)
     if head is not None and _is_tied(model) and next(model.parameters()).device.type == "cpu":
         head.quant_method.process_weights_after_loading(head)

@@ -1,4 +1,4 @@
-"""`site check`: a site file against the live cluster. Owns what counts as a difference, and its fix."""
+"""`site check`: compares a site file with the live cluster. Owns what counts as a difference, and the fixes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rollart_hpc.config.site import HardwareClass, SiteConfig
 from rollart_hpc.launch.finding import Finding, fail, good, note, warn
 from rollart_hpc.launch.sites.describe import known_gpu
 from rollart_hpc.launch.slurm.inventory import Inventory, NodeKind, Partition
-from rollart_hpc.launch.slurm.membership import is_open
+from rollart_hpc.launch.slurm.unix_groups import is_open
 
 
 def compare(site: SiteConfig, inventory: Inventory) -> list[Finding]:
     found: list[Finding] = []
     for name, own in site.classes.items():
         differences = list(_class(name, own, inventory))
-        found += differences or [good(f"class {name}", f"as partition {own.partition} has it")]
+        found += differences or [good(f"class {name}", f"matches partition {own.partition}")]
     found += _mpi(site, inventory)
     return found
 
@@ -30,7 +30,7 @@ def _class(name: str, own: HardwareClass, inventory: Inventory) -> Iterator[Find
         yield fail(
             check,
             f"there is no partition {own.partition}",
-            f"classes.{name}.partition: {names}there are: {', '.join(inventory.partitions)}",
+            f"classes.{name}.partition: {names}partitions: {', '.join(inventory.partitions)}",
         )
         return
     yield from _partition(check, partition)
@@ -50,11 +50,11 @@ def _class(name: str, own: HardwareClass, inventory: Inventory) -> Iterator[Find
 
 def _partition(check: str, partition: Partition) -> Iterator[Finding]:
     if not partition.is_up:
-        yield fail(check, f"partition {partition.name} is not up: jobs there wait", "wait, or use another partition")
+        yield fail(check, f"partition {partition.name} is not up: its jobs wait", "wait, or use another partition")
     if not is_open(partition):
         yield fail(
             check,
-            f"partition {partition.name} is open to group {partition.allow_groups} only",
+            f"partition {partition.name} is open only to group {partition.allow_groups}",
             "ask for access, or use another partition",
         )
     unusable = partition.num_nodes - partition.num_usable
@@ -92,7 +92,7 @@ def _limits(name: str, own: HardwareClass, partition: Partition) -> Iterator[Fin
 
 
 def _sizes(name: str, own: HardwareClass, kinds: list[NodeKind]) -> Iterator[Finding]:
-    """More than the nodes have is never given; less is the site's choice."""
+    """A class that claims more than its nodes have is an error; less is the site's choice."""
     check = f"class {name}"
     cpus, memory_gb = max(kind.cpus for kind in kinds), max(kind.memory_gb for kind in kinds)
     gpus = max(kind.gpus for kind in kinds)
@@ -104,9 +104,7 @@ def _sizes(name: str, own: HardwareClass, kinds: list[NodeKind]) -> Iterator[Fin
     threads = max(kind.threads_per_core for kind in kinds)
     if own.threads_per_core < threads:
         said = f"threads_per_core: {own.threads_per_core}; a core of its nodes has {threads} CPUs"
-        yield fail(
-            check, f"{said}, and processes would wait for each other's", f"classes.{name}.threads_per_core: {threads}"
-        )
+        yield fail(check, f"{said}, so processes would share cores", f"classes.{name}.threads_per_core: {threads}")
     less = [
         f"{key}: {said:g} of {has:g}"
         for key, said, has in (("gpus", own.gpus, gpus), ("cpus", own.cpus, cpus))
@@ -129,7 +127,7 @@ def _figures(name: str, own: HardwareClass, kinds: list[NodeKind]) -> Iterator[F
 def _mpi(site: SiteConfig, inventory: Inventory) -> Iterator[Finding]:
     if site.mpi != "none" and site.mpi not in inventory.mpi:
         listed = ", ".join(inventory.mpi) or "none"
-        yield fail("mpi", f"mpi: {site.mpi}; srun has: {listed}", "mpi: one of these")
+        yield fail("mpi", f"mpi: {site.mpi}; srun has: {listed}", "set mpi in the site file to one of these")
     else:
         yield good("mpi", f"srun has {site.mpi}")
 

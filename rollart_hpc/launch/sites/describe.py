@@ -1,7 +1,7 @@
-"""`site init`: a site file from a live cluster. Owns the guesses, and says in the file what it guessed.
+"""`site init`: writes a site file from a live cluster. Owns the guesses, and marks them in the file.
 
-A class for every kind of node, from the partition that is the plainest way to it: open to the user, of one kind of
-node, no more privileged than needed, with the longest time limit.
+One class per kind of node, with the plainest partition that has such nodes: open to the user, only this kind of node,
+no more privileged than needed, with the longest time limit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import yaml
 
 from rollart_hpc.hardware import BANDWIDTH, COMPUTE, CPU, GPUS
 from rollart_hpc.launch.slurm.inventory import Inventory, NodeKind, Partition
-from rollart_hpc.launch.slurm.membership import is_open
+from rollart_hpc.launch.slurm.unix_groups import is_open
 
 _LOOPBACK = "lo"
 
@@ -26,7 +26,7 @@ class Candidate(NamedTuple):
 
     @property
     def hardware(self) -> str:
-        """What makes nodes a class: the name of their GPUs."""
+        """Nodes with the same GPUs form a class."""
         return (self.kind.gpu or "gpu") if self.kind.gpus else CPU
 
 
@@ -35,8 +35,8 @@ def describe(inventory: Inventory) -> str:
     chosen = choose(inventory)
     classes = {class_name(c.hardware): _class(c) for c in chosen}
     text = [
-        f"# Cluster {inventory.cluster} (Slurm {inventory.version}), as `rollart-hpc site init` found it.",
-        "# Lines marked GUESS could not be read from Slurm. Afterwards: rollart-hpc doctor --site THIS_FILE",
+        f"# Cluster {inventory.cluster} (Slurm {inventory.version}), written by `rollart-hpc site init`.",
+        "# Lines marked GUESS could not be read from Slurm: check them, then run rollart-hpc doctor --site THIS_FILE",
         "launcher: slurm",
         "classes:",
         *(f"  {name}: {_flow(values)}" for name, values in classes.items()),
@@ -60,7 +60,7 @@ def choose(inventory: Inventory) -> list[Candidate]:
 
 
 def _rank(candidate: Candidate) -> tuple[Any, ...]:
-    """The smallest is the best."""
+    """Sort key: the best candidate has the smallest."""
     partition, kind = candidate
     hours = -(partition.max_minutes or math.inf)
     closed = not (partition.is_up and is_open(partition))
@@ -85,7 +85,7 @@ def _class(candidate: Candidate) -> dict[str, Any]:
 
 
 def known_gpu(kind: str) -> str:
-    """The GPU whose figures we have that this name means: `nvidia_h800_80gb` is an h800.
+    """The GPU in our table that this name means: `nvidia_h800_80gb` is an h800. Empty if there is none.
 
     >>> known_gpu("nvidia_h800_80gb"), known_gpu("gtx1080")
     ('h800', '')
@@ -95,7 +95,8 @@ def known_gpu(kind: str) -> str:
 
 
 def serves(chosen: list[Candidate]) -> dict[str, str]:
-    """Which class serves which need: the most FLOPS train and prefill, the most bytes for each FLOP decode."""
+    """Which class serves which need: the one with the most FLOPS trains and prefills, the one with the most memory
+    bandwidth per FLOPS decodes."""
     if not chosen:
         return {}
     gpus = [c for c in chosen if c.kind.gpus] or chosen
@@ -116,9 +117,9 @@ def mpi_of(inventory: Inventory) -> str:
 
 def _network(chosen: list[Candidate]) -> Iterator[str]:
     if chosen and all(c.kind.is_on_loopback for c in chosen):
-        yield f"network: {{control: {_LOOPBACK}, data: {_LOOPBACK}}}  # all its nodes are one machine"
+        yield f"network: {{control: {_LOOPBACK}, data: {_LOOPBACK}}}  # all nodes are on one machine"
         return
-    yield "network:  # GUESS: the address of the host's name; `rollart-hpc doctor` lists what a node has"
+    yield "network:  # GUESS: the address of the host name; `rollart-hpc doctor` shows the addresses of the nodes"
     yield "  # control: eth0"
     yield "  # data: ib0"
 

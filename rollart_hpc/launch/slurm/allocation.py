@@ -1,7 +1,7 @@
-"""What Slurm gave to a run: the ids and hosts of its components. Owns how a node of the plan becomes a host.
+"""The allocation of a run: the job ids and hosts of its components. Owns the mapping from nodes of the plan to hosts.
 
-Only the variables that end in _HET_GROUP_n are right in every process of a heterogeneous job; the ones without
-that ending belong to any component.
+In a heterogeneous job only the variables that end in _HET_GROUP_n are right in every process. The ones without that
+suffix may describe any component.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Allocation:
     leader: int  # the job's id, and that of its first component
     job_ids: tuple[int, ...]  # by component
     hosts: dict[str, str]  # node of the plan -> host
-    restart: int  # how often Slurm has started the job again
-    is_folded: bool = False  # the job was not made for this plan: processes share what it has
+    restart: int  # how many times Slurm has restarted the job
+    is_folded: bool = False  # the job was not made for this plan: its processes share the nodes
 
     @property
     def is_heterogeneous(self) -> bool:
@@ -30,7 +30,7 @@ class Allocation:
 
 
 def fold(plan: Plan, slurm: Slurm, variables: Mapping[str, str]) -> Allocation:
-    """The plan's nodes on whatever nodes the job around this process has, in turn."""
+    """Map the nodes of the plan round-robin to the nodes of the job that contains this process."""
     leader = int(variables["SLURM_JOB_ID"])
     given = slurm.run("scontrol", "show", "hostnames", variables["SLURM_JOB_NODELIST"]).split()
     nodes = [node for component in plan.components for node in component.nodes]
@@ -39,7 +39,7 @@ def fold(plan: Plan, slurm: Slurm, variables: Mapping[str, str]) -> Allocation:
 
 
 def fits(plan: Plan, variables: Mapping[str, str]) -> bool:
-    """Has the job around this process as many components as the plan, with as many nodes?"""
+    """Does the job that contains this process have the components and nodes of the plan?"""
     num_given = int(variables.get("SLURM_HET_SIZE", "1"))
     suffixes = [f"_HET_GROUP_{i}" if num_given > 1 else "" for i in range(num_given)]
     nodes = [int(variables.get(f"SLURM_JOB_NUM_NODES{suffix}", "0")) for suffix in suffixes]
@@ -47,9 +47,9 @@ def fits(plan: Plan, variables: Mapping[str, str]) -> bool:
 
 
 def read_allocation(plan: Plan, slurm: Slurm, variables: Mapping[str, str]) -> Allocation:
-    """The job around this process, which must have what the plan asks for."""
+    """The job that contains this process. It must have the components and nodes of the plan."""
     if "SLURM_JOB_ID" not in variables:
-        raise SiteError("this is not a Slurm job: SLURM_JOB_ID is not set", "use: rollart-hpc submit or debug")
+        raise SiteError("this is not a Slurm job: SLURM_JOB_ID is not set", "use rollart-hpc submit or debug")
     num_given = int(variables.get("SLURM_HET_SIZE", "1"))
     if num_given != len(plan.components):
         raise SiteError(f"the job has {num_given} components, the plan {len(plan.components)}", "submit the run again")

@@ -1,7 +1,7 @@
-"""How long a job may still run, as Slurm has it now. Owns the question and its back-off; decides nothing.
+"""The time that a job has left, according to Slurm. Owns the query and its back-off; decides nothing.
 
-Time left is asked for, not the end: the clocks of two machines are never compared. The answer is fetched by a thread,
-so a slurmctld that is down holds nobody up; until it answers, the time counted down so far holds.
+It asks for the time left, not for the end time, so the clocks of two machines are never compared. A thread asks, so
+that a slurmctld that is down blocks nothing. Until it answers, the last known time is counted down.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _LEFT = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P
 
 
 class Budget:
-    """`margin_s` before the end of the job its time counts as over."""
+    """The time left counts to `margin_s` before the job's time limit."""
 
     def __init__(self, slurm: Slurm, job_id: int, margin_s: float) -> None:
         self._slurm, self._job_id, self._margin_s = slurm, job_id, margin_s
-        self._end_s = math.inf  # on our monotonic clock
+        self._end_s = math.inf  # on the local monotonic clock
         threading.Thread(target=self._ask_for_ever, name="budget", daemon=True).start()
 
     def left_s(self) -> float:
         return self._end_s - self._margin_s - time.monotonic()
 
     def grace_s(self) -> float:
-        """What is left of the margin. Slurm's signal may come before we know of a shorter limit: never more than it."""
+        """What is left of the margin, at most the margin: Slurm may signal before a shortened limit is known here."""
         return max(0.0, self._margin_s + min(0.0, self.left_s()))
 
     def _ask_for_ever(self) -> None:
@@ -48,7 +48,7 @@ class Budget:
 
 
 def seconds(left: str) -> float:
-    """Slurm's time left; what is no time (UNLIMITED, NOT_SET) never ends.
+    """Parses Slurm's time left. A word instead of a time (UNLIMITED, NOT_SET) means no limit.
 
     >>> seconds("1-02:03:04"), seconds("5:00"), seconds("UNLIMITED")
     (93784.0, 300.0, inf)

@@ -1,13 +1,13 @@
-"""Slurm's commands, as this package calls them. Owns their environment, time limits and output formats.
+"""Calls Slurm's commands. Owns their environment, timeouts and output formats.
 
     slurm = Slurm()
     slurm.run("scancel", "12")                                       # SlurmError if it fails
     slurm.table("squeue", {"id": "%i", "state": "%T"}, "-j", "12")   # [{"id": "12", "state": "RUNNING"}]
-    slurm.records("show", "partition")                               # of scontrol: [{"PartitionName": "cpu", ...}]
+    slurm.records("show", "partition")                               # scontrol: [{"PartitionName": "cpu", ...}]
 
-Fields are always named: defaults differ between sites, and `--json` between versions. Without a time limit
-a client waits for minutes for a slurmctld that is down. Knows nothing of runs. Standard library only: the
-development cluster uses it before anything is installed.
+Fields are always named, because defaults differ between sites and `--json` differs between versions. Every call has a
+timeout, because a client waits for minutes when slurmctld is down. Knows nothing about runs. Standard library only:
+the development cluster uses it before anything is installed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pathlib import Path
 from rollart_hpc.errors import SiteError
 
 LIMIT_S = 30.0
-SEPARATOR = "\x1f"  # can't be part of a name
+SEPARATOR = "\x1f"  # never part of a name
 _FOREIGN = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")  # how to reach the cluster
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w/:]*)=")
 
 
 class SlurmError(SiteError):
-    """A command of Slurm failed. `code`: its exit code, `stderr`: what it said."""
+    """A Slurm command failed. `code`: its exit code, `stderr`: its error output."""
 
     def __init__(self, what: str, fix: str = "", *, code: int = 1, stderr: str = "") -> None:
         super().__init__(what, fix)
@@ -38,7 +38,7 @@ class SlurmError(SiteError):
 
 
 class SlurmSilent(SlurmError):
-    """No answer: whether the command had its effect is not known."""
+    """The command timed out; whether it took effect is unknown."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class Answer:
 
 
 def clean_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Without what a surrounding job or the user's habits would add to a command; the way to the cluster is kept."""
+    """Without variables by which a job or the user changes Slurm's defaults; those that locate the cluster stay."""
     source = os.environ if environment is None else environment
     return {name: value for name, value in source.items() if name in _KEPT or not name.startswith(_FOREIGN)}
 
 
 class Slurm:
-    """`conf`: the slurm.conf of the cluster if not the default one. `prefix`: a command that runs the command."""
+    """`conf`: the cluster's slurm.conf if not the default one. `prefix`: put before every command."""
 
     def __init__(self, conf: Path | None = None, *, limit_s: float = LIMIT_S, prefix: Sequence[str] = ()) -> None:
         self._limit_s = limit_s
@@ -63,7 +63,7 @@ class Slurm:
         self._conf = {} if conf is None else {"SLURM_CONF": str(conf)}
 
     def run(self, *command: str, limit_s: float | None = None, stdin: str = "", cwd: Path | None = None) -> str:
-        """The output of a command that must succeed."""
+        """Run a command and return its output. Raises if it fails."""
         answer = self.ask(*command, limit_s=limit_s, stdin=stdin, cwd=cwd)
         if answer.code != 0:
             said = answer.stderr.strip() or answer.stdout.strip() or f"exit code {answer.code}"
@@ -71,7 +71,7 @@ class Slurm:
         return answer.stdout
 
     def ask(self, *command: str, limit_s: float | None = None, stdin: str = "", cwd: Path | None = None) -> Answer:
-        """The answer of a command that may fail."""
+        """Run a command that may fail."""
         limit_s = limit_s or self._limit_s
         try:
             done = subprocess.run(
@@ -81,44 +81,44 @@ class Slurm:
             )  # fmt: skip
         except FileNotFoundError:
             raise SlurmError(
-                f"there is no command {command[0]} here",
+                f"command {command[0]} not found",
                 "run this on a login node of the cluster (some need `module load slurm`), "
                 "or try a development cluster: launchers/devcluster up",
                 code=127,
             ) from None
         except subprocess.TimeoutExpired:
             raise SlurmSilent(
-                f"{command[0]} had no answer within {limit_s:g} s", "see whether slurmctld is up: scontrol ping"
+                f"{command[0]} did not answer within {limit_s:g} s", "check that slurmctld is up: scontrol ping"
             ) from None
         return Answer(done.returncode, done.stdout, done.stderr)
 
     def table(self, command: str, fields: Mapping[str, str], *options: str) -> list[dict[str, str]]:
-        """squeue or sinfo: a row for each line, with the names you give to their % fields."""
+        """squeue or sinfo: one row per line. `fields` maps your names to their % fields."""
         text = self.run(command, "--noheader", f"--format={SEPARATOR.join(fields.values())}", *options)
         return _rows(text, list(fields))
 
     def accounts(self, command: str, fields: Sequence[str], *options: str) -> list[dict[str, str]]:
-        """sacct or sacctmgr: a row for each line, by the names of their fields."""
+        """sacct or sacctmgr: one row per line, keyed by their field names."""
         named, separator = ",".join(fields), SEPARATOR
         form = [f"--format={named}", f"--delimiter={separator}"]
-        if command == "sacctmgr":  # it knows no other separator, and no such names hold it
+        if command == "sacctmgr":  # it has no option for the separator, and its names never contain it
             form, separator = [f"format={named}"], "|"
         text = self.run(command, *options, *form, "--noheader", "--parsable2")
         return _rows(text, list(fields), separator)
 
     def records(self, *arguments: str) -> list[dict[str, str]]:
-        """scontrol show: a record for each line."""
+        """scontrol show: one record per line."""
         return [record(line) for line in self.run("scontrol", "--oneliner", *arguments).splitlines() if line.strip()]
 
     def settings(self) -> dict[str, str]:
-        """slurm.conf as slurmctld has it."""
+        """The configuration that slurmctld uses."""
         lines = self.run("scontrol", "show", "config").splitlines()
         pairs = (line.split("=", 1) for line in lines if "=" in line)
         return {name.strip(): value.strip() for name, value in pairs}
 
 
 def record(line: str) -> dict[str, str]:
-    """A line of `scontrol --oneliner`. A value ends where the next name begins: it may hold spaces.
+    """Parses a line of `scontrol --oneliner`. A value may contain spaces; it ends where the next name starts.
 
     >>> record("NodeName=n1 OS=Linux 6.1 #1 State=IDLE")
     {'NodeName': 'n1', 'OS': 'Linux 6.1 #1', 'State': 'IDLE'}

@@ -1,4 +1,4 @@
-"""The site's last shell lines on every node of a job, after its processes have ended. Owns those steps."""
+"""Runs the site's epilogue on every node of a job, after the processes of the run have ended."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rollart_hpc.launch.plan import Plan
 from rollart_hpc.launch.slurm.allocation import Allocation
 from rollart_hpc.launch.slurm.commands import clean_environment
 
-LIMIT_S = 20.0  # a job that was asked to end has no more
+LIMIT_S = 20.0  # a job that was asked to end has no more time
 
 
 def run_epilogues(
     run_dir: Path, plan: Plan, site: SiteConfig, allocation: Allocation, say: Callable[[str], None]
 ) -> None:
-    """On all nodes at once. One that fails or takes too long is told and changes nothing."""
+    """Run them on all nodes at once. One that fails or times out is only reported."""
     running = {
         name: subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=run_dir, env=clean_environment())
         for name, command in epilogue_commands(plan, site, allocation)
@@ -37,7 +37,7 @@ def run_epilogues(
 
 
 def epilogue_commands(plan: Plan, site: SiteConfig, allocation: Allocation) -> Iterator[tuple[str, list[str]]]:
-    """By hardware class."""
+    """(hardware class, srun command) pairs."""
     for component in plan.components:
         text = site.options(component.hardware).epilogue
         if not text:
@@ -48,7 +48,7 @@ def epilogue_commands(plan: Plan, site: SiteConfig, allocation: Allocation) -> I
             "--job-name=epilogue",
         ]  # fmt: skip
         if component.per_node.memory_gb:
-            options.append("--mem=0")  # whatever the job has
+            options.append("--mem=0")  # all the memory of the job
         if allocation.is_heterogeneous:
             options.append(f"--het-group={component.index}")
         yield component.hardware, [*options, "/bin/bash", "-l", "-c", text]

@@ -1,4 +1,4 @@
-"""What a live cluster has: partitions, and the kinds of nodes in them. Owns reading that; judges nothing.
+"""Reads the partitions of a live cluster and the kinds of nodes in them. Judges nothing.
 
 read_inventory(Slurm()).partitions["h800"].kinds
 (NodeKind(cpus=16, memory_gb=62.5, gpu="h800", gpus=8, num_nodes=2, num_usable=2, addresses=("127.0.0.1",)),)
@@ -21,23 +21,23 @@ _GPU = re.compile(r"(?:^|,)gpu(?::(?P<kind>[A-Za-z_][^:,(]*))?:(?P<count>\d+)")
 _UNUSABLE = frozenset({
     "DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE", "INVALID_REG", "MAINT", "UNKNOWN",
 })  # fmt: skip
-_SILENT = "NOT_RESPONDING"  # in words; Slurm also writes it as a star behind a state
-_MARKS = "*~#!%$@^-"  # Slurm's, behind a state
+_SILENT = "NOT_RESPONDING"  # Slurm also writes it as a star after a state
+_MARKS = "*~#!%$@^-"  # Slurm's suffixes of a state
 _MB_OF_GB = 1024
 
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Nodes that are alike to a plan."""
+    """Nodes that are the same for a plan."""
 
     cpus: int
-    memory_gb: float  # that jobs may have
-    gpu: str  # as Slurm calls it; empty if it has no name
+    memory_gb: float  # available to jobs
+    gpu: str  # Slurm's name for it; empty if it has none
     gpus: int
     num_nodes: int
     num_usable: int  # neither down nor drained
     addresses: tuple[str, ...]
-    threads_per_core: int = 1  # that Slurm counts as CPUs
+    threads_per_core: int = 1  # threads that Slurm counts as CPUs
 
     @property
     def is_on_loopback(self) -> bool:
@@ -55,7 +55,7 @@ class Partition:
     allow_groups: str  # ALL, or names
     allow_accounts: str
     allow_qos: str
-    submit_hosts: str  # ALL, or those a job may be submitted from
+    submit_hosts: str  # ALL, or the hosts that may submit jobs to it
     kinds: tuple[NodeKind, ...]
 
     @property
@@ -73,7 +73,7 @@ class Inventory:
     version: str
     settings: dict[str, str]  # of slurm.conf
     partitions: dict[str, Partition]
-    mpi: tuple[str, ...]  # what srun can start
+    mpi: tuple[str, ...]  # MPI types of srun
 
 
 def read_inventory(slurm: Slurm) -> Inventory:
@@ -131,7 +131,7 @@ def _kinds(nodes: Iterable[Record]) -> tuple[NodeKind, ...]:
 
 
 def threads_of(node: Record) -> int:
-    """CPUs of a core. A cluster may count each core as one CPU, whatever threads it has.
+    """CPUs per core. A cluster may count a core as one CPU even if it has several threads.
 
     >>> threads_of({"CPUTot": "16", "Sockets": "2", "CoresPerSocket": "4", "ThreadsPerCore": "2"})
     2
@@ -154,7 +154,7 @@ def gpus_of(gres: str) -> tuple[str, int]:
 
 
 def minutes(limit: str) -> int:
-    """A time limit as Slurm prints it; 0 if there is none.
+    """Parses a time limit of Slurm; 0 if there is none.
 
     >>> minutes("1-12:00:00"), minutes("04:30:00"), minutes("UNLIMITED")
     (2160, 270, 0)
@@ -164,7 +164,7 @@ def minutes(limit: str) -> int:
 
 
 def is_usable(state: str) -> bool:
-    """`IDLE+DRAIN`, `DOWN*` and the like are not. One that sleeps is: Slurm wakes it for a job, silent until it is up.
+    """`IDLE+DRAIN`, `DOWN*` and similar states are not usable. A powered-down node is: Slurm starts it for a job.
 
     >>> is_usable("IDLE+CLOUD+POWERED_DOWN"), is_usable("DOWN+CLOUD+POWERED_DOWN"), is_usable("IDLE+NOT_RESPONDING")
     (True, False, False)

@@ -1,15 +1,15 @@
-"""The inside of a Slurm job: what its batch script becomes. `python -m rollart_hpc.launch.slurm.job --run-dir DIR`
+"""The supervisor inside a Slurm job: the batch script execs `python -m rollart_hpc.launch.slurm.job --run-dir DIR`.
 
-Carries out the plan on the nodes the job was given, and decides what follows its end:
+Runs the plan on the nodes of the job, and decides what happens when it ends:
 
     finished                        exit 0
-    the time is up                  checkpoint, requeue: the same job goes on with the next attempt
+    the time limit is near          checkpoint, requeue: the same job continues with the next attempt
     preemption (SIGTERM)            checkpoint if there is time, requeue unless Slurm has done so
-    scancel (SIGTERM)               checkpoint if there is time, the end
-    a node failed                   Slurm starts the job again; if a role failed first, it is requeued from here
+    scancel (SIGTERM)               checkpoint if there is time, end
+    a node failed                   Slurm restarts the job; if a role failed first, we requeue it
     anything else                   exit 2 or 3, the job fails
 
-A job that Slurm has started so often without a new checkpoint as `restarts.attempts` allows fails.
+A job fails after `restarts.attempts` restarts without a new checkpoint.
 """
 
 from __future__ import annotations
@@ -21,64 +21,66 @@ import sys
 import time
 from contextlib import suppress
 from types import FrameType
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 
-from rollart_hpc.config.process import EXIT_DRAINED, end_with_parent
 from rollart_hpc.config.resolved import read_resolved, read_site
-from rollart_hpc.config.rundir import RunDir, open_run_dir
-from rollart_hpc.errors import EXIT_ENVIRONMENT, RollartError, SiteError
+from rollart_hpc.errors import RollartError, SiteError
 from rollart_hpc.files import write_json
 from rollart_hpc.launch.base_model import prepare_model
 from rollart_hpc.launch.command import role_environment
-from rollart_hpc.launch.ownership import read_ownership, write_ownership
-from rollart_hpc.launch.plan import Component, make_plan
+from rollart_hpc.launch.elastic.slurm import SlurmWorkers
+from rollart_hpc.launch.ownership import has_finished, write_ownership
+from rollart_hpc.launch.plan import Component
+from rollart_hpc.launch.plan_file import settle_plan
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.allocation import Allocation, fits, fold, read_allocation
 from rollart_hpc.launch.slurm.budget import Budget
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
 from rollart_hpc.launch.slurm.epilogue import LIMIT_S as EPILOGUE_S
 from rollart_hpc.launch.slurm.epilogue import run_epilogues
-from rollart_hpc.launch.slurm.hands import SlurmHands
 from rollart_hpc.launch.slurm.nodes import excluded, note_nodes
+from rollart_hpc.launch.slurm.place import CANCEL_S, SRUN_S, SlurmPlace
+from rollart_hpc.launch.slurm.queue import RUNNING
 from rollart_hpc.launch.slurm.requeue import requeue
-from rollart_hpc.launch.slurm.steps import CANCEL_S, SRUN_S, SlurmPlace
 from rollart_hpc.launch.slurm.usage import usage
 from rollart_hpc.launch.supervisor import DRAIN_S, LEAVE_S, Supervisor, Why
 from rollart_hpc.observe import perfetto
 from rollart_hpc.observe.report import write_report
-from rollart_hpc.observe.status import Cluster, GpuHours, read_status
+from rollart_hpc.observe.status import Cluster, GpuHours, Status, read_status
+from rollart_hpc.processes.lifetime import end_with_parent
+from rollart_hpc.rundir import RunDir, open_run_dir
+from rollart_hpc.vocabulary import ExitCode, RunState
 
-REQUEUED = "requeued"
 END_S = (
     DRAIN_S + 2 * LEAVE_S + SRUN_S + CANCEL_S + EPILOGUE_S + 10.0
-)  # from SIGTERM to the end of this process, at most
+)  # maximum time from SIGTERM to the end of this process
 
 
 class Output:
-    """The supervisor's screen in a job: lines for the job's log."""
+    """The supervisor's screen in a job: prints lines to the job's log."""
 
     def say(self, text: str) -> None:
         print(time.strftime("%m-%d %H:%M:%S"), text, flush=True)
 
-    def show(self, status: dict[str, Any]) -> None:
+    def show(self, status: Status) -> None:
         pass
 
 
 class Job:
     def __init__(self, run: RunDir, held_by: record.HeldBy = "script") -> None:
-        """An allocation that somebody sits in front of may have any shape and is never requeued."""
+        """A job that is not held by a batch script may have any shape and is never requeued."""
         self.held_by = held_by
         self.once = once = held_by != "script"
         self.run, self.out, self.slurm = run, Output(), Slurm()
         self.config, self.site = read_resolved(run.config), read_site(run.site)
-        self.plan = make_plan(self.config, self.site)
+        self.plan = settle_plan(run)
         read = fold if once and not fits(self.plan, os.environ) else read_allocation
         self.allocation = read(self.plan, self.slurm, os.environ)
 
     def carry_out(self) -> int:
-        if record.is_cancelled(record.read(self.run)) or read_ownership(self.run).get("state") == "finished":
+        if record.is_cancelled(record.read(self.run)) or has_finished(self.run):
             self.out.say("nothing to do: the run is over")
             return 0
         self._note_bad_nodes()
@@ -86,41 +88,42 @@ class Job:
         try:
             outcome, why = self._supervise()
         except RollartError as error:
-            if error.exit_code == EXIT_ENVIRONMENT and self._note_bad_nodes() and self._may_go_on():
-                self.out.say(f"{error}\nwith a node lost, so this is tried again")
+            if error.exit_code == ExitCode.ENVIRONMENT and self._note_bad_nodes() and self._may_go_on():
+                self.out.say(f"{error}\na node was lost, so the job is requeued")
                 return self._requeue(error.what)
-            self._end("failed", error.what)
+            self._end(RunState.FAILED, error.what)
             raise
-        if outcome == "finished":
+        if outcome is RunState.FINISHED:
             self._end(outcome, "")
             self._report()
             return 0
         if why == "limit" and not record.is_cancelled(record.read(self.run)):
-            return self._requeue("the time of the job was up")
+            return self._requeue("the job was near its time limit")
         state, reason = self._why_terminated()
-        if state == "drained":
+        if state is RunState.DRAINED:
             return self._requeue(reason)
         self._end(state, reason)
-        return EXIT_DRAINED
+        return ExitCode.DRAINED
 
-    def _supervise(self) -> tuple[str, Why]:
+    def _supervise(self) -> tuple[RunState, Why]:
         budget = Budget(self.slurm, self.allocation.leader, self.config.job.signal_s)
         place = SlurmPlace(self.run.path, self.plan, self.site, self.allocation, self.slurm, budget)
-        hands = SlurmHands(self.run, self.config, self.slurm)
+        workers = SlurmWorkers(self.run, self.config, self.slurm)
         try:
             self._warm_up(place)
             with _ended_by_signals():
                 prepare_model(self.run, self.config, self.out.say)
-            supervisor = Supervisor(self.run, self.config, self.plan, self.out, place, hands)
+            supervisor = Supervisor(self.run, self.config, self.plan, self.out, place, workers)
             return supervisor.supervise(), supervisor.why
         except _TimeIsUp:
-            return "drained", "limit"
+            return RunState.DRAINED, "limit"
         finally:
+            workers.close()
             place.cool_down()
             run_epilogues(self.run.path, self.plan, self.site, self.allocation, self.out.say)
 
     def _warm_up(self, place: SlurmPlace) -> None:
-        """The nodes have nothing to do while the base model is made: their roles import what they need."""
+        """The nodes are idle while the base model is made, so their roles import what they need."""
         config = self.config
         kinds = {
             "engine": f"engine.{config.engine.kind}",
@@ -128,12 +131,12 @@ class Job:
             "relay": "relay",
         }
         if config.weights.collective == "mpi":
-            del kinds["relay"]  # they start together, as one MPI world
+            del kinds["relay"]  # relays start together, as one MPI world
         for proc in self.plan.workers:
             if proc.role in kinds:
                 place.warm_up(proc, kinds[proc.role], role_environment(proc, config))
 
-    # --- what is written down --------------------------------------------------------------------
+    # --- records ---------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         if not self._may_go_on():
@@ -142,7 +145,7 @@ class Job:
                 f"started {limit + 1} times without a new checkpoint (restarts.attempts = {limit})",
                 f"find the cause (rollart-hpc logs {self.run.path}), then: rollart-hpc resume {self.run.path}",
             )
-            self._end("failed", error.what)
+            self._end(RunState.FAILED, error.what)
             raise error
         parts = [_part(component, self.allocation) for component in self.plan.components]
         job = self.allocation
@@ -152,7 +155,7 @@ class Job:
         nodes = ", ".join(f"{node} = {host}" for node, host in job.hosts.items())
         self.out.say(f"job {job.leader}, restart {job.restart}, on {nodes}")
 
-    def _end(self, state: str, reason: str) -> None:
+    def _end(self, state: RunState, reason: str) -> None:
         with suppress(RollartError):  # a full disk must not hide why the job ended
             record.add(self.run, record.Ended(self.allocation.leader, self.allocation.restart, state, reason))
             write_ownership(self.run, self.run.last_attempt(), (), state, reason)
@@ -166,7 +169,7 @@ class Job:
         return newest.step if newest else -1
 
     def _note_bad_nodes(self) -> bool:
-        """Of this start and the one before it; those known already don't count."""
+        """Check the nodes of this start and of the one before. Returns whether there are new bad ones."""
         began = [line for line in record.read(self.run) if isinstance(line, record.Began)][-1:]
         before = (host for line in began for part in line.parts for host in part.hosts)
         return note_nodes(self.run, self.slurm, {*before, *self.allocation.hosts.values()}, self.out.say)
@@ -175,29 +178,29 @@ class Job:
 
     def _requeue(self, reason: str) -> int:
         if self.once:
-            self._end("drained", reason)
-            return EXIT_DRAINED
+            self._end(RunState.DRAINED, reason)
+            return ExitCode.DRAINED
         self._note_bad_nodes()
-        self._end(REQUEUED, reason)
+        self._end(RunState.REQUEUED, reason)
         try:
             requeue(self.slurm, self.allocation.leader, excluded(self.run, self.site), self.out.say)
         except SlurmError as error:
-            self._end("drained", f"{reason}; Slurm won't requeue the job: {error.what}")
-            raise SiteError(error.what, f"go on with: rollart-hpc resume {self.run.path}") from None
+            self._end(RunState.DRAINED, f"{reason}; Slurm refused to requeue the job: {error.what}")
+            raise SiteError(error.what, f"resume the run: rollart-hpc resume {self.run.path}") from None
         return 0
 
-    def _why_terminated(self) -> tuple[str, str]:
-        """Slurm sends the same signal to a job that it cancels, will start again, or will end after a time of grace."""
+    def _why_terminated(self) -> tuple[RunState, str]:
+        """Slurm sends the same signal to a job that it cancels, requeues, or preempts after a grace time."""
         if not record.is_cancelled(record.read(self.run)):
             try:
                 known = self.slurm.records("show", "job", str(self.allocation.leader))[0]
             except SlurmError as error:
-                return "drained", f"ended by a signal; {error.what}"
+                return RunState.DRAINED, f"ended by a signal; {error.what}"
             if int(known.get("Restarts", "0")) > self.allocation.restart:
-                return REQUEUED, "preempted, or requeued by hand"
-            if known.get("JobState") == "RUNNING":
-                return "drained", "about to be preempted, or signalled by hand"
-        return "cancelled", "the job was cancelled"
+                return RunState.REQUEUED, "preempted, or requeued by a user"
+            if known.get("JobState") == RUNNING:
+                return RunState.DRAINED, "about to be preempted, or signalled by a user"
+        return RunState.CANCELLED, "the job was cancelled"
 
     def _write_cluster(self, gpu_hours: dict[str, GpuHours]) -> None:
         partitions = {pool: self.site.classes[self.site.serving(pool)].partition for pool in self.config.pools}
@@ -208,13 +211,13 @@ class Job:
             status = read_status(self.run.status)
             self._write_cluster(usage(self.run, self.plan, status.time_s if status else 0.0))
             perfetto.merge((self.run.traces(attempt) for attempt in self.run.attempt_numbers()), self.run.trace)
-            self.out.say(f"finished; report: {write_report(self.run.path, 'finished')}")
+            self.out.say(f"finished; report: {write_report(self.run.path, RunState.FINISHED)}")
         except RollartError as error:  # the run itself is fine
             self.out.say(f"no report: {error}")
 
 
 class _TimeIsUp(BaseException):
-    """SIGUSR1 while the model is made: nothing is lost by ending here."""
+    """SIGUSR1 while the model is made: the job can end at once, because there is nothing to save."""
 
 
 class _ended_by_signals:
@@ -238,11 +241,11 @@ def _part(component: Component, allocation: Allocation) -> record.Part:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rollart_hpc.launch.slurm.job", allow_abbrev=False)
     parser.add_argument("--run-dir", required=True)
-    parser.add_argument("--held-by", default="script", choices=get_args(record.HeldBy), help="what holds the job")
+    parser.add_argument("--held-by", default="script", choices=get_args(record.HeldBy), help="what owns the job")
     args = parser.parse_args(arguments)
     os.umask(0o077)  # files of a run are private to its user
-    end_with_parent(signal.SIGTERM)  # debug's prompt, if that started it
-    # The time limit's signal may come when nobody waits for it. Children must not inherit that it is ignored.
+    end_with_parent(signal.SIGTERM)  # the parent is debug's prompt, if that started it
+    # The time limit's signal may come before the supervisor handles it. Children must not inherit an ignored signal.
     signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
         return Job(open_run_dir(args.run_dir), args.held_by).carry_out()

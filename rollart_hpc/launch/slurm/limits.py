@@ -1,4 +1,4 @@
-"""Limits of associations and QOS against what a plan asks for. Owns reading them and the arithmetic."""
+"""Compares the limits of associations and QOS with what a plan requests. Reads the limits and does the arithmetic."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _SIZES = {"K": 1 / 1024**2, "M": 1 / 1024, "G": 1.0, "T": 1024.0, "P": 1024.0**2
 class Limits:
     associations: list[Record]
     qos: dict[str, Record]
-    default_account: str = ""  # "": not known
+    default_account: str = ""  # "": unknown
 
     @classmethod
     def read(cls, slurm: Slurm, user: str, cluster: str) -> Limits:
-        """Of this cluster: a database may serve several."""
+        """The limits on this cluster: an accounting database may serve several."""
         mine = ("where", f"user={user}", f"cluster={cluster}")
         rows = slurm.accounts("sacctmgr", _ASSOCIATION, "show", "associations", *mine)
         users = slurm.accounts("sacctmgr", ("DefaultAccount",), "show", "user", "where", f"name={user}")
@@ -40,7 +40,7 @@ class Limits:
         return sorted({row["Account"] for row in self.associations})
 
     def association(self, account: str, partition: str) -> Record | None:
-        """The one that counts for this account ("" = the user's default; the first, if that one is not here)."""
+        """The association for this account. "" means the user's default; if that is not known here, the first."""
         mine = [row for row in self.associations if row["Account"] == (account or self.default_account)]
         if not account and not mine:
             mine = self.associations
@@ -52,7 +52,7 @@ class Limits:
 def exceeded(
     limits: Limits, association: Record, qos: str, component: Component, plan: Plan, site: SiteConfig
 ) -> Iterator[str]:
-    """Each component is a job of its own to Slurm; limits of a user or a group count all of them."""
+    """Slurm treats each component as a job. Limits of a user or a group apply to all of them together."""
     sources = [(f"account {association['Account']}", association)]
     if qos in limits.qos:
         sources.append((f"QOS {qos}", limits.qos[qos]))
@@ -63,12 +63,15 @@ def exceeded(
         wall_s = seconds(row.get("MaxWall", ""))
         if plan.time_minutes * 60 > wall_s:
             yield (
-                f"{source}: jobs of {wall_s / 60:g} min at most, this one asks for {plan.time_minutes}: "
-                f"job.time_minutes={wall_s // 60:g}"
+                f"{source}: jobs may take {wall_s / 60:g} min, this one requests {plan.time_minutes}; "
+                f"set job.time_minutes={wall_s // 60:g}"
             )
         submit = row.get("MaxSubmitPU") or row.get("MaxSubmit") or ""
         if submit.isdigit() and len(plan.components) > int(submit):
-            yield f"{source}: {submit} jobs at once, this run has {len(plan.components)} components; use another QOS"
+            yield (
+                f"{source}: allows {submit} jobs at a time, this run has {len(plan.components)} components; "
+                "use another QOS"
+            )
 
 
 def _tres(limit: str, parts: list[Component] | tuple[Component, ...], site: SiteConfig) -> Iterator[str]:
@@ -77,7 +80,7 @@ def _tres(limit: str, parts: list[Component] | tuple[Component, ...], site: Site
         wanted = sum(_amount(name, part, site.classes[part.hardware].gres) for part in parts)
         allowed = _number(value)
         if wanted > allowed:
-            yield f"{name} is limited to {value}, this run needs {wanted:g}; ask for less, or use another QOS"
+            yield f"{name} is limited to {value}, this run needs {wanted:g}; request less, or use another QOS"
 
 
 def _amount(name: str, part: Component, gres: str) -> float:
@@ -88,7 +91,7 @@ def _amount(name: str, part: Component, gres: str) -> float:
 
 
 def _number(text: str) -> float:
-    """Counts are plain, memory ends in its unit and is given in GB."""
+    """Parses a count, or an amount of memory with a unit, which is returned in GB."""
     try:
         return float(text[:-1]) * _SIZES[text[-1]] if text[-1:] in _SIZES else float(text)
     except ValueError:

@@ -1,39 +1,39 @@
-"""Which nodes the jobs of a run leave out: those that failed it, as long as Slurm itself would not use them.
+"""Nodes that the jobs of a run exclude: those that failed it and that Slurm still considers unusable.
 
-Owns that question and its lines in jobs.jsonl; whoever submits or requeues a job asks first.
+Owns that decision and its lines in jobs.jsonl. Callers check before they submit or requeue a job.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
+from rollart_hpc.rundir import RunDir
 
 _BAD_STATES = ("down", "drain", "fail", "unknown")
 
 
 def note_nodes(run: RunDir, slurm: Slurm, hosts: Iterable[str], say: Callable[[str], None]) -> bool:
-    """Write down which of these nodes, and of those left out so far, are bad now. Are there more than before?"""
+    """Record which of these nodes, and of the excluded ones, are bad now. Returns whether there are new bad ones."""
     left_out = {*record.bad_hosts(record.read(run))}
     try:
         found = bad_nodes(slurm, {*hosts} | left_out)
     except SlurmError as error:
-        say(f"the state of the nodes is not known: {error.what}")
+        say(f"the state of the nodes is unknown: {error.what}")
         return False
     for host in sorted(found.keys() - left_out):
-        say(f"node {host} is bad and left out until it is repaired: {found[host]}")
+        say(f"node {host} is bad and excluded until it is repaired: {found[host]}")
         record.add(run, record.BadNode(host, found[host]))
     for host in sorted(left_out - found.keys()):
-        say(f"node {host} is fine again and may be used")
+        say(f"node {host} is usable again")
         record.add(run, record.GoodNode(host))
     return bool(found.keys() - left_out)
 
 
 def bad_nodes(slurm: Slurm, hosts: Iterable[str]) -> dict[str, str]:
-    """Which of these nodes Slurm itself would not use, with the reason."""
+    """Which of these nodes Slurm considers unusable, with the reason."""
     listed = ",".join(sorted(set(hosts)))
     if not listed:
         return {}
@@ -44,7 +44,7 @@ def bad_nodes(slurm: Slurm, hosts: Iterable[str]) -> dict[str, str]:
 
 
 def excluded(run: RunDir, site: SiteConfig) -> list[str] | None:
-    """Of all components of a job that is requeued; None if nothing was ever left out beyond what its script says."""
+    """Nodes to exclude from all components of a requeued job; None if the run has never found a bad node."""
     records = record.read(run)
     if not any(isinstance(line, record.BadNode) for line in records):
         return None

@@ -1,7 +1,7 @@
-"""Would the cluster take this run? Owns the comparison of a plan with partitions, associations and QOS limits.
+"""Would the cluster accept this run? Compares a plan with partitions, associations and QOS limits.
 
-Asks Slurm a few short questions and submits nothing. What it finds would otherwise leave the job pending for ever or
-refused at the door; Slurm itself has the last word (`submit.test_script`).
+Makes a few short queries and submits nothing. The problems it finds would leave the job pending forever or have it
+rejected. Slurm itself has the last word (`submit.test_script`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rollart_hpc.launch.plan import Component, Plan
 from rollart_hpc.launch.slurm.budget import seconds
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
 from rollart_hpc.launch.slurm.limits import Limits, exceeded
-from rollart_hpc.launch.slurm.membership import own_groups
+from rollart_hpc.launch.slurm.unix_groups import own_groups
 
 Record = dict[str, str]
 _ANY = ("", "ALL", "(null)", "N/A")
 
 
 def need_permission(slurm: Slurm, plan: Plan, config: RunConfig, site: SiteConfig) -> None:
-    """Every reason why the cluster would not run it, as one error."""
+    """Raises one error with every reason why the cluster would not run it."""
     partitions = {row["PartitionName"]: row for row in slurm.records("--all", "show", "partition")}
     found = list(_accounting(slurm, plan, config, site))
     for component in plan.components:
@@ -32,7 +32,7 @@ def need_permission(slurm: Slurm, plan: Plan, config: RunConfig, site: SiteConfi
         own = partitions.get(component.partition)
         if own is None:
             listed = ", ".join(partitions)
-            found.append(f"{where}: there is none; set classes.{component.hardware}.partition to one of: {listed}")
+            found.append(f"{where} does not exist; set classes.{component.hardware}.partition to one of: {listed}")
             continue
         asked = _asked(component, config, site)
         found.extend(f"{where}: {problem}" for problem in _partition(own, component, plan.time_minutes, asked))
@@ -51,16 +51,16 @@ def _asked(component: Component, config: RunConfig, site: SiteConfig) -> tuple[s
 def _partition(own: Record, component: Component, minutes: int, asked: tuple[str, str]) -> Iterator[str]:
     account, qos = asked
     if own.get("State", "UP") != "UP":
-        yield f"it is {own['State']}; wait, or let another partition serve class {component.hardware}"
+        yield f"is {own['State']}; wait, or use another partition for class {component.hardware}"
     limit_s = seconds(_time(own.get("MaxTime", "")))
     if minutes * 60 > limit_s:
         at_most = f"{limit_s // 60:g}"
-        yield f"takes jobs of {at_most} min at most, this one asks for {minutes}: job.time_minutes={at_most}"
+        yield f"jobs may take {at_most} min, this one requests {minutes}; set job.time_minutes={at_most}"
     num_nodes = len(component.nodes)
     for key in ("MaxNodes", "TotalNodes"):
         if own.get(key, "").isdigit() and num_nodes > int(own[key]):
-            yield f"a job may have {own[key]} nodes, this one needs {num_nodes}; ask for fewer processes"
-    if os.getuid() != 0:  # root may use any
+            yield f"a job may have {own[key]} nodes, this one needs {num_nodes}; request fewer processes"
+    if os.getuid() != 0:  # root may use any partition
         yield from _allowed("group", own.get("AllowGroups", ""), "", own_groups())
     for what, value in (("account", account), ("QOS", qos)):
         allowed, denied = own.get(f"Allow{_key(what)}", ""), own.get(f"Deny{_key(what)}", "")
@@ -75,13 +75,13 @@ def _key(what: str) -> str:
 def _allowed(what: str, allowed: str, denied: str, mine: set[str]) -> Iterator[str]:
     shown = ", ".join(sorted(mine))
     if allowed not in _ANY and not mine & set(allowed.split(",")):
-        yield f"is open to {what} {allowed} only, you are in {shown}; ask for access, or use another partition"
+        yield f"is open only to {what} {allowed}, you are in {shown}; ask for access, or use another partition"
     if denied not in _ANY and mine & set(denied.split(",")):
         yield f"is closed to {what} {shown}; use another {what} (job.{what.lower()}=...) or another partition"
 
 
 def _time(text: str) -> str:
-    """`scontrol` writes UNLIMITED or 1-00:00:00."""
+    """`scontrol` prints UNLIMITED or 1-00:00:00."""
     return text if ":" in text else "UNLIMITED"
 
 
@@ -89,7 +89,7 @@ def _time(text: str) -> str:
 
 
 def _accounting(slurm: Slurm, plan: Plan, config: RunConfig, site: SiteConfig) -> Iterator[str]:
-    """Associations and QOS, where the cluster enforces them and lets us see them."""
+    """Checks associations and QOS, if the cluster enforces them and lets the user see them."""
     settings = slurm.settings()
     enforced = settings.get("AccountingStorageEnforce", "none")
     if "associations" not in enforced and "limits" not in enforced and "qos" not in enforced:
@@ -97,7 +97,7 @@ def _accounting(slurm: Slurm, plan: Plan, config: RunConfig, site: SiteConfig) -
     try:
         limits = Limits.read(slurm, getpass.getuser(), settings.get("ClusterName", ""))
     except SlurmError:
-        return  # not visible: Slurm's own word comes with the test of the script
+        return  # not visible; Slurm checks them when it tests the script
     for component in plan.components:
         account, qos = _asked(component, config, site)
         association = limits.association(account, component.partition)
@@ -105,11 +105,12 @@ def _accounting(slurm: Slurm, plan: Plan, config: RunConfig, site: SiteConfig) -
             name = f"account {account}" if account else "any account"
             listed = ", ".join(limits.accounts) or "none"
             where = f"partition {component.partition}"
-            yield f"{where}: you have no association with {name} (yours: {listed}): job.account=..."
+            yield f"{where}: you have no association with {name} (yours: {listed}); set job.account=..."
             continue
         qos = qos or association["DefaultQOS"]
         known = [name for name in association["QOS"].split(",") if name]
         if qos and known and qos not in known:
-            yield f"partition {component.partition}: you may not use QOS {qos} (yours: {', '.join(known)}): job.qos=..."
+            where = f"partition {component.partition}"
+            yield f"{where}: you may not use QOS {qos} (yours: {', '.join(known)}); set job.qos=..."
             continue
         yield from exceeded(limits, association, qos, component, plan, site)

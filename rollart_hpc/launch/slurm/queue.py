@@ -1,7 +1,7 @@
-"""The jobs of a run as Slurm has them now. Owns the one question asked about them, its words and its back-off.
+"""The jobs of a run as Slurm sees them. Owns the query, its back-off and the texts for Slurm's reasons.
 
-A heterogeneous job has a row for each component. Slurm forgets a job some minutes after its end; what the run wrote
-down itself (`record`) stays.
+A heterogeneous job has one row per component. Slurm forgets a job some minutes after its end; the run's own records
+(`record`) stay.
 """
 
 from __future__ import annotations
@@ -13,13 +13,18 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
 from rollart_hpc.launch.slurm.script import elastic_name
+from rollart_hpc.rundir import RunDir
 
 LIMIT_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 15.0
+# States of jobs, as Slurm prints them. Slurm has more, and newer versions may add some.
+PENDING, RUNNING = "PENDING", "RUNNING"
+WAITING = frozenset({PENDING, "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING", "RESV_DEL_HOLD"})
+LIVE = frozenset({PENDING, "CONFIGURING", RUNNING})
+ENDED_WELL = frozenset({"COMPLETED", "CANCELLED"})
 OVER = frozenset({
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
     "TIMEOUT",
@@ -28,11 +33,11 @@ FIELDS = {
     "job": "%i", "partition": "%P", "state": "%T", "reason": "%r", "start": "%S", "left": "%L", "nodes": "%N",
 }  # fmt: skip
 WORDS = {
-    "Resources": "waits for nodes to become free",
-    "Priority": "other jobs go first",
-    "BeginTime": "was requeued and may start in a moment",
-    "Dependency": "waits for another job",
-    "DependencyNeverSatisfied": "waits for a job that has failed: it will never start",
+    "Resources": "waiting for free nodes",
+    "Priority": "other jobs have a higher priority",
+    "BeginTime": "was requeued and starts soon",
+    "Dependency": "waiting for another job",
+    "DependencyNeverSatisfied": "depends on a job that failed, so it will never start",
     "JobHeldUser": "is held: release it with scontrol release",
     "JobHeldAdmin": "is held by an administrator",
     "JobArrayTaskLimit": "other jobs of the array run first",
@@ -40,27 +45,27 @@ WORDS = {
     "PartitionInactive": "its partition is inactive",
     "PartitionNodeLimit": "asks for more nodes than the partition allows",
     "PartitionTimeLimit": "asks for more time than the partition allows",
-    "Licenses": "waits for a licence",
-    "Reservation": "waits for its reservation",
+    "Licenses": "waiting for a licence",
+    "Reservation": "waiting for its reservation",
     "InvalidAccount": "its account is not valid",
     "InvalidQOS": "its QOS is not valid",
 }
 _BEGINNINGS = {
-    "ReqNodeNotAvail": "waits for nodes that are down, drained or reserved",
-    "Nodes required for job are DOWN": "waits for nodes that are down, drained or reserved",
-    "QOS": "a limit of its QOS is reached",
-    "Assoc": "a limit of its account is reached",
+    "ReqNodeNotAvail": "waiting for nodes that are down, drained or reserved",
+    "Nodes required for job are DOWN": "waiting for nodes that are down, drained or reserved",
+    "QOS": "a limit of its QOS has been reached",
+    "Assoc": "a limit of its account has been reached",
 }
 
 
-class Row(msgspec.Struct, frozen=True):
+class JobRow(msgspec.Struct, frozen=True):
     """A component, or an ordinary job."""
 
     job: str  # 12, or 12+1
     partition: str
     state: str  # Slurm's
-    reason: str  # in words; empty unless it waits
-    start: str  # when it began, or will at the latest; empty if nobody knows
+    reason: str  # as text; empty unless it is pending
+    start: str  # when it started, or will start at the latest; empty if unknown
     left: str
     nodes: str
 
@@ -70,15 +75,15 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Queue:
-    """Asked at most every few seconds, ever less often while nothing changes or nobody answers."""
+    """Queries at most every few seconds, and less often while nothing changes or Slurm does not answer."""
 
     def __init__(self, run: RunDir, slurm: Slurm | None = None) -> None:
         self._run, self._slurm = run, slurm or Slurm(limit_s=LIMIT_S)
-        self._rows: list[Row] | None = None
+        self._rows: list[JobRow] | None = None
         self._pause_s, self._next_s = FIRST_PAUSE_S, 0.0
 
-    def rows(self) -> list[Row] | None:
-        """Newest job only, by component. Empty: Slurm knows of none any more. None: it does not answer."""
+    def rows(self) -> list[JobRow] | None:
+        """Rows of the newest job, by component. Empty: Slurm no longer knows it. None: Slurm does not answer."""
         if time.monotonic() < self._next_s:
             return self._rows
         found = self._ask()
@@ -86,7 +91,7 @@ class Queue:
         self._rows, self._next_s = found, time.monotonic() + self._pause_s
         return found
 
-    def _ask(self) -> list[Row] | None:
+    def _ask(self) -> list[JobRow] | None:
         jobs = job_ids(self._run)
         if not jobs:
             return []
@@ -104,19 +109,19 @@ def job_ids(run: RunDir) -> list[int]:
 
 
 def own_job_ids(run: RunDir) -> list[int]:
-    """Without jobs of the user that the run was only a guest in."""
+    """Without the user's own jobs, in which `debug` was run."""
     guests = {line.job for line in record.read(run) if isinstance(line, record.Began) and line.held_by == "user"}
     return [job_id for job_id in job_ids(run) if job_id not in guests]
 
 
 def job_names(run: RunDir) -> list[str]:
-    """Of all jobs of the run. Elastic workers have theirs from the start: one may be in the queue before it is told."""
+    """Names of all jobs of the run, including elastic workers: one may be in the queue before it is recorded."""
     names = dict.fromkeys(line.name for line in record.read(run) if isinstance(line, record.Submitting))
     return [*names, *(elastic_name(name) for name in names)]
 
 
 def live_jobs(slurm: Slurm, ids: Iterable[int], names: Collection[str]) -> list[str]:
-    """Leaders of your jobs with such an id or name that are not over, in one question."""
+    """Leaders of your jobs with one of these ids or names that are not over. One query."""
     fields = {"job": "%i", "name": "%j", "state": "%T"}
     rows = slurm.table("squeue", fields, f"--user={getpass.getuser()}", "--states=all")
     known = {str(job_id) for job_id in ids}
@@ -125,7 +130,7 @@ def live_jobs(slurm: Slurm, ids: Iterable[int], names: Collection[str]) -> list[
 
 
 def words(reason: str) -> str:
-    """Slurm's reason for a pending job; what is not known is passed on as it is."""
+    """Slurm's reason for a pending job as text. An unknown reason is returned unchanged."""
     if reason in ("", "None"):
         return ""
     begun = next((text for start, text in _BEGINNINGS.items() if reason.startswith(start)), "")
@@ -133,7 +138,7 @@ def words(reason: str) -> str:
     return f"{text} ({reason})" if text else reason
 
 
-def _row(fields: dict[str, str]) -> Row:
+def _row(fields: dict[str, str]) -> JobRow:
     known = {name: "" if value in ("N/A", "(null)") else value for name, value in fields.items()}
-    waits = known["state"] == "PENDING"
-    return msgspec.convert({**known, "reason": words(known["reason"]) if waits else ""}, Row)
+    waits = known["state"] == PENDING
+    return msgspec.convert({**known, "reason": words(known["reason"]) if waits else ""}, JobRow)

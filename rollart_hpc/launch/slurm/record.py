@@ -1,7 +1,7 @@
-"""jobs.jsonl: what became of a run's jobs. Owns the shape of that file; asks Slurm nothing.
+"""jobs.jsonl: the history of a run's jobs. Owns the format of that file; never calls Slurm.
 
-A line is added before a job is submitted, and when it was, begins, ends, is cancelled, or when a node was found bad or
-good again. A job that was killed has no line for its end.
+A line is added before and after a job is submitted, when it starts, ends or is cancelled, and when a node turns out to
+be bad or good again. A job that was killed has no line for its end.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Literal, Union
 
 import msgspec
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.files import append_line, mend
+from rollart_hpc.rundir import RunDir
+from rollart_hpc.vocabulary import RunState
 
 
 class Line(msgspec.Struct, frozen=True, tag_field="kind"):
@@ -21,7 +22,7 @@ class Line(msgspec.Struct, frozen=True, tag_field="kind"):
 
 
 class Submitting(Line, frozen=True, tag="submitting"):
-    """From now on there may be a job of this name, even if nobody learns its id."""
+    """From now on there may be a job of this name, even if its id is never recorded."""
 
     name: str
     time_s: float = msgspec.field(default_factory=time.time)
@@ -34,8 +35,8 @@ class Submitted(Line, frozen=True, tag="submitted"):
     time_s: float = msgspec.field(default_factory=time.time)
 
 
-class Hired(Line, frozen=True, tag="hired"):
-    """A job of one elastic worker."""
+class ElasticJob(Line, frozen=True, tag="elastic_job"):
+    """The job of one elastic worker."""
 
     job: int
     name: str
@@ -43,7 +44,7 @@ class Hired(Line, frozen=True, tag="hired"):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A component as it was given."""
+    """A component as Slurm allocated it."""
 
     job: int
     hardware: str  # class of the site
@@ -57,31 +58,31 @@ HeldBy = Literal["script", "prompt", "user"]
 
 class Began(Line, frozen=True, tag="began"):
     job: int
-    restart: int  # how often Slurm had started it again
+    restart: int  # how many times Slurm had restarted it
     from_step: int  # newest committed checkpoint; -1 = base model
     parts: list[Part]
     time_s: float = msgspec.field(default_factory=time.time)
     held_by: HeldBy = (
-        "script"  # whose end gives the nodes back: the batch script, debug's prompt, or the user's own job
+        "script"  # what releases the nodes when it ends: the batch script, debug's prompt, or the user's own job
     )
 
 
 class Ended(Line, frozen=True, tag="ended"):
     job: int
     restart: int
-    state: str
+    state: RunState
     reason: str = ""
     time_s: float = msgspec.field(default_factory=time.time)
 
 
 class Cancelled(Line, frozen=True, tag="cancelled"):
-    """The user wants no more of this run until it is submitted again."""
+    """The user ended the run: its jobs do nothing until it is submitted again."""
 
     time_s: float = msgspec.field(default_factory=time.time)
 
 
 class BadNode(Line, frozen=True, tag="bad_node"):
-    """Jobs of this run don't go there as long as it is bad."""
+    """The jobs of this run exclude the node while it is bad."""
 
     host: str
     reason: str
@@ -89,13 +90,13 @@ class BadNode(Line, frozen=True, tag="bad_node"):
 
 
 class GoodNode(Line, frozen=True, tag="good_node"):
-    """A bad one was repaired."""
+    """A bad node was repaired."""
 
     host: str
     time_s: float = msgspec.field(default_factory=time.time)
 
 
-Record = Union[Submitting, Submitted, Hired, Began, Ended, Cancelled, BadNode, GoodNode]
+Record = Union[Submitting, Submitted, ElasticJob, Began, Ended, Cancelled, BadNode, GoodNode]
 _decode = msgspec.json.Decoder(Record).decode
 
 
@@ -105,7 +106,7 @@ def add(run: RunDir, record: Record) -> None:
 
 
 def read(run: RunDir) -> list[Record]:
-    """Oldest first; a line that was torn by a crash is left out."""
+    """Oldest first. Skips a line that a crash tore."""
     records: list[Record] = []
     try:
         lines = run.jobs.read_bytes().splitlines()
@@ -120,19 +121,19 @@ def read(run: RunDir) -> list[Record]:
 
 
 def is_cancelled(records: Iterable[Record]) -> bool:
-    """A job may begin before its id is written down: what counts is that somebody set out to submit it."""
+    """Was it cancelled after its last submission? `Submitting` counts: a job may start before its id is recorded."""
     words = [record for record in records if isinstance(record, (Submitting, Cancelled))]
     return bool(words) and isinstance(words[-1], Cancelled)
 
 
 def is_guest(records: Iterable[Record]) -> bool:
-    """Is its newest start in a job that was the user's before, and will be after?"""
+    """Is its newest start in the user's own job, which exists before and after the run?"""
     words = [record for record in records if isinstance(record, (Submitting, Began))]
     return bool(words) and isinstance(words[-1], Began) and words[-1].held_by == "user"
 
 
 def bad_hosts(records: Iterable[Record]) -> list[str]:
-    """Those that were bad when last looked at."""
+    """Nodes that were bad at the last check."""
     bad: set[str] = set()
     for record in records:
         if isinstance(record, BadNode):
@@ -143,7 +144,7 @@ def bad_hosts(records: Iterable[Record]) -> list[str]:
 
 
 def num_fruitless(records: Iterable[Record], step: int) -> int:
-    """Starts in a row, up to the last one, that began from this same checkpoint: none of them got further."""
+    """How many of the last starts in a row began from this checkpoint and made no newer one."""
     count = 0
     for record in records:
         if isinstance(record, Submitting):

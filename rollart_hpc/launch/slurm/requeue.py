@@ -1,7 +1,7 @@
-"""Having Slurm start a job again. Owns that request; knows nothing of checkpoints, nor which nodes are bad.
+"""Requeues a job. Knows nothing about checkpoints, nor which nodes are bad.
 
-The job is pending from the moment the request is granted, while this process is still in it: that is when its list of
-excluded nodes can be changed, for all components at once.
+The job is pending as soon as the request is granted, while this process still runs in it. That is when its list of
+excluded nodes can be changed for all components at once.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from contextlib import suppress
 
 from rollart_hpc.launch.slurm.allocation import Allocation
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
+from rollart_hpc.launch.slurm.queue import RUNNING
 
 TRIES = 6
 TRY_AGAIN_S = 5.0
-LEAVE_S = 10.0  # relays free the memory of their nodes within
+LEAVE_S = 10.0  # time for relays to free the memory of their nodes
 
 
 def requeue(slurm: Slurm, leader: int, exclude: Iterable[str] | None, say: Callable[[str], None]) -> None:
-    """Raises if Slurm won't. This process is ended by Slurm soon after. `exclude`: None = the nodes left out so far."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # comes with the requeue; there is one thing left to say
+    """Raises if Slurm refuses. Slurm ends this process soon after. `exclude`: None = keep the excluded nodes."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes with the requeue, before the excluded nodes are set
     for left in reversed(range(TRIES)):
         try:
             slurm.run("scontrol", "requeue", str(leader))
@@ -30,7 +31,7 @@ def requeue(slurm: Slurm, leader: int, exclude: Iterable[str] | None, say: Calla
         except SlurmError as error:
             if not left:
                 raise
-            say(f"requeue: {error.what}; trying again")
+            say(f"requeue: {error.what}; retrying")
             time.sleep(TRY_AGAIN_S)
     if exclude is not None:
         hosts = ",".join(exclude)
@@ -41,12 +42,12 @@ def requeue(slurm: Slurm, leader: int, exclude: Iterable[str] | None, say: Calla
 
 
 def time_to_leave_s(slurm: Slurm, allocation: Allocation) -> float:
-    """A job that is cancelled is killed KillWait after SIGTERM: its processes must begin to leave so long after that
-    signal. Never if it goes on, is started again (then a checkpoint is worth more), or if Slurm does not answer.
+    """Seconds after SIGTERM at which processes must start to leave, because a cancelled job is killed KillWait after
+    SIGTERM. Infinite if the job keeps running, is requeued (a checkpoint is worth more), or Slurm does not answer.
     """
     with suppress(SlurmError):
         parts = slurm.records("show", "job", str(allocation.leader))
-        if any(part.get("JobState") == "RUNNING" for part in parts) or _is_requeued(parts, allocation):
+        if any(part.get("JobState") == RUNNING for part in parts) or _is_requeued(parts, allocation):
             return math.inf
         kill_s = float(slurm.settings().get("KillWait", "30 sec").split()[0])
         return kill_s - min(LEAVE_S, kill_s / 2)
@@ -54,13 +55,13 @@ def time_to_leave_s(slurm: Slurm, allocation: Allocation) -> float:
 
 
 def requeue_the_rest(slurm: Slurm, allocation: Allocation) -> None:
-    """When a node of one component fails Slurm (seen in 22.05) requeues that one and those before it, but not those
-    after it: the job would wait for ever for components that have ended. They join it if asked for while they run.
+    """When a node of one component fails, Slurm (seen in 22.05) requeues that component and those before it, but not
+    those after it. The job would wait forever for components that have ended. Requeueing them while they run helps.
     """
     with suppress(SlurmError):
         parts = slurm.records("show", "job", str(allocation.leader))
-        if _is_requeued(parts, allocation) and any(part.get("JobState") == "RUNNING" for part in parts):
-            slurm.ask("scontrol", "requeue", str(allocation.leader))  # says no for the others, but does it
+        if _is_requeued(parts, allocation) and any(part.get("JobState") == RUNNING for part in parts):
+            slurm.ask("scontrol", "requeue", str(allocation.leader))  # reports errors for the others, but works
 
 
 def _is_requeued(parts: list[dict[str, str]], allocation: Allocation) -> bool:

@@ -1,7 +1,7 @@
-"""The batch script of a run. Owns which sbatch options a plan becomes; the text around them is slurm/job.sh.
+"""The batch script of a run. Turns a plan into sbatch options; the text around them is slurm/job.sh.
 
-Every option is written for every component: which of them carry over from the first differs. What concerns
-only the batch script itself (output, signal, directory, mail) stands in the first component, where it runs.
+Every option is written for every component, because Slurm inherits only some from the first component. Options of the
+batch script itself (output, signal, directory, mail) are only in the first component, where the script runs.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from typing import Any
 import xxhash
 
 import rollart_hpc
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import Options, SiteConfig
 from rollart_hpc.errors import SiteError
 from rollart_hpc.launch.plan import Component, Plan
 from rollart_hpc.launch.summary import clock, cost_line
+from rollart_hpc.rundir import RunDir
 
-SUPERVISOR = "rollart_hpc.launch.slurm.job"  # what the batch script becomes
+SUPERVISOR = "rollart_hpc.launch.slurm.job"  # what the batch script execs
 _PACKAGE = Path(rollart_hpc.__file__).resolve().parent
 _TEMPLATES = (_PACKAGE / "slurm" / "job.sh", _PACKAGE.parent / "slurm" / "job.sh")  # installed, checkout
-_OF_BATCH = ("batch", "export-file", "ignore-pbs", "input", "kill-on-invalid-dep")  # salloc does not know these
+_OF_BATCH = ("batch", "export-file", "ignore-pbs", "input", "kill-on-invalid-dep")  # options that salloc lacks
 _BLANK_LINES = re.compile(r"\n{3,}")
 
 Option = tuple[str, str | None]  # None: a flag
 
 
 def job_name(config: RunConfig, run: RunDir) -> str:
-    """The same for all jobs of a run and no other run's: they can be found by it."""
+    """Shared by all jobs of a run and by no other run, so that jobs can be found by name."""
     return f"rollart-{config.name}-{xxhash.xxh3_64_hexdigest(str(run.path).encode())[:8]}"
 
 
 def elastic_name(name: str) -> str:
-    """Of the jobs of elastic workers, by the name of the run's own."""
+    """The name of the jobs of elastic workers. `name`: that of the run's own job."""
     return f"{name}-reward"
 
 
@@ -77,7 +77,7 @@ def _directives(component: Component, plan: Plan, config: RunConfig, site: SiteC
 
 
 def allocation_options(component: Component, plan: Plan, config: RunConfig, site: SiteConfig, run: RunDir) -> list[str]:
-    """Of salloc, for one component: what the script would ask for, without what concerns the script."""
+    """salloc's options for one component: those of the script, without the ones for the script itself."""
     options = site.options(component.hardware)
     chosen: list[Option] = [("job-name", job_name(config, run)), ("partition", component.partition)]
     chosen += [*_resources(component, site), ("time", clock(plan.time_minutes)), *permissions(config, options)]
@@ -103,7 +103,7 @@ def _memory(gb: float) -> str:
 
 
 def permissions(config: RunConfig, options: Options) -> Iterator[Option]:
-    """The run's word counts more than the site's."""
+    """Settings of the run override those of the site."""
     chosen = {
         "account": config.job.account or options.account,
         "qos": config.job.qos or options.qos,
@@ -136,7 +136,7 @@ def free_options(options: dict[str, Any]) -> Iterator[Option]:
 
 
 def setup_lines(site: SiteConfig, options: Options) -> Iterator[str]:
-    """Shell lines before Python starts in a job: what it starts inherits what they set."""
+    """Shell lines that run before Python starts in a job. All processes inherit what they set."""
     parent = str(_PACKAGE.parent)
     if not options.python and not _is_installed(parent):
         yield f"export PYTHONPATH={shlex.quote(parent)}${{PYTHONPATH:+:$PYTHONPATH}}"
@@ -147,13 +147,13 @@ def setup_lines(site: SiteConfig, options: Options) -> Iterator[str]:
 
 
 def _is_installed(parent: str) -> bool:
-    """Not just found because somebody started Python in a checkout."""
+    """Installed, and not only importable because Python was started in a checkout."""
     places = [path for path in sys.path if path not in ("", parent)]
     return any(metadata.distributions(name="rollart-hpc", path=places))
 
 
 def _quoted(value: str) -> str:
-    """sbatch splits its lines as a shell does."""
+    """sbatch splits its lines like a shell."""
     return shlex.quote(_one_line(value))
 
 

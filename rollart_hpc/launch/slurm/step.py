@@ -1,7 +1,7 @@
-"""A step of a job: an srun that stands for its process. Owns its exit code, and the steps that wait for their orders.
+"""A job step: an srun that represents its process. Owns its exit code, and the warm steps.
 
-A waiting step runs `roles.warm`: it was started ahead of time, has imported what its role needs, and becomes the role
-when it is told the role's arguments.
+A warm step runs `roles.warm`: it was started early, has imported what its role needs, and becomes the role when it
+gets the role's arguments.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from rollart_hpc.files import disk_errors
 from rollart_hpc.launch.process import Child, Order
 
 
-class Step(Child):
+class SrunStep(Child):
     """An srun."""
 
-    slurm_name = ""  # no other step has it
+    slurm_name = ""  # unique among all steps
     abandoned: Callable[[], None] | None = None  # cancels the step; set by the place
 
     def reap(self, timeout_s: float = 30.0) -> int:
-        """The exit code of the process itself: srun returns 128 + N for one that signal N ended."""
+        """The exit code of the process. srun returns 128 + N for one that signal N killed."""
         code = super().reap(timeout_s)
-        if code < 0 and self.abandoned is not None:  # srun was killed, its step lives on
+        if code < 0 and self.abandoned is not None:  # srun was killed, but its step is still running
             self.abandoned()
         return 128 - code if 128 < code < 192 else code
 
 
 class WarmSteps:
-    """By the name of the process they will be."""
+    """Warm steps by the name of the process they will become."""
 
     def __init__(self) -> None:
-        self._steps: dict[str, Step] = {}
+        self._steps: dict[str, SrunStep] = {}
 
-    def add(self, step: Step) -> None:
+    def add(self, step: SrunStep) -> None:
         self._steps[step.name] = step
 
-    def take(self, order: Order, command: list[str]) -> Step | None:
-        """The step as the process of this order; None if there is none, or it has ended. Its log moves with it."""
+    def take(self, order: Order, command: list[str]) -> SrunStep | None:
+        """Turn a warm step into the process of this order; None if there is none, or it has ended. Renames its log."""
         step = self._steps.pop(order.proc.name, None)
         if step is None:
             return None
@@ -53,13 +53,13 @@ class WarmSteps:
         return step
 
     def close(self) -> None:
-        """Those that were not needed end by themselves."""
+        """Unused warm steps then end by themselves."""
         for step in self._steps.values():
             _tell(step, "")
         self._steps.clear()
 
 
-def _tell(step: Step, line: str) -> bool:
+def _tell(step: SrunStep, line: str) -> bool:
     assert isinstance(step.popen, Popen) and step.popen.stdin is not None
     try:
         with step.popen.stdin as pipe:

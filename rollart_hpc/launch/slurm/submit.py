@@ -1,4 +1,4 @@
-"""From a plan to a job in the queue. Owns the calls of sbatch: one job for a run, whatever the network does."""
+"""Submits a plan as a job. Owns the calls of sbatch: a run gets exactly one job, even if sbatch times out."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.files import make_directory, write_atomic
 from rollart_hpc.launch.plan import Plan
+from rollart_hpc.launch.plan_file import create_run
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError, SlurmSilent
 from rollart_hpc.launch.slurm.permission import need_permission
 from rollart_hpc.launch.slurm.queue import job_ids, live_jobs, own_job_ids
 from rollart_hpc.launch.slurm.script import job_name, render_script
+from rollart_hpc.rundir import RunDir
 
-PAUSES_S = (2.0, 5.0, 10.0, 20.0)  # before the job is looked up after sbatch had no answer
+PAUSES_S = (2.0, 5.0, 10.0, 20.0)  # before looking for the job after sbatch timed out
 _NO_ANSWER = re.compile(r"timed out|unable to contact slurm|zero bytes|connection refused|communications", re.I)
 _REFUSED = re.compile(r"(?:allocation failure|batch job submission failed): *(?P<why>.*)", re.I)
 _START = re.compile(r"to start at (?P<when>\S+)")
-_FIXES = {  # what Slurm says, in its own words, and what helps
+_FIXES = {  # word in Slurm's message -> fix
     "account": "set job.account=..., or account in the site file (yours: sacctmgr show assoc user=$USER)",
     "qos": "set job.qos=..., or qos in the site file (yours: sacctmgr show assoc user=$USER format=qos)",
-    "permission": "ask for access, or let another partition serve that class (serves in the site file)",
-    "group": "ask for access, or let another partition serve that class (serves in the site file)",
-    "time limit": "ask for less: job.time_minutes=...",
-    "node count": "ask for fewer processes, or correct max_nodes in the site file",
+    "permission": "ask for access, or use another partition (serves in the site file)",
+    "group": "ask for access, or use another partition (serves in the site file)",
+    "time limit": "request less: job.time_minutes=...",
+    "node count": "request fewer processes, or correct max_nodes in the site file",
     "configuration": "correct gpus, cpus and memory_gb of the class in the site file (rollart-hpc site check)",
     "memory": "correct memory_gb of the class in the site file (rollart-hpc site check)",
 }
@@ -41,7 +41,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Request:
-    """A run that is to be submitted."""
+    """A run to submit."""
 
     run: RunDir
     config: RunConfig
@@ -58,7 +58,7 @@ class Request:
 
 
 def check_request(request: Request, slurm: Slurm) -> str:
-    """Would it run? Returns Slurm's estimated start, which may be empty; raises if it would be refused."""
+    """Returns Slurm's estimated start, which may be empty. Raises if Slurm would refuse the job."""
     need_permission(slurm, request.plan, request.config, request.site)
     busy = _busy(request, slurm)
     if busy:
@@ -70,32 +70,30 @@ def check_request(request: Request, slurm: Slurm) -> str:
 
 
 def _busy(request: Request, slurm: Slurm) -> list[str]:
-    """Jobs of the run in the queue, also of one that was submitted by another path to its directory."""
+    """Jobs of the run in the queue, including one that was submitted with another path to the same directory."""
     names = [line.name for line in record.read(request.run) if isinstance(line, record.Submitting)]
     return live_jobs(slurm, own_job_ids(request.run), [request.name, *names])
 
 
 def test_script(script: str, slurm: Slurm) -> str:
-    """Slurm's own word on the script, without submitting it."""
+    """Have Slurm check the script without submitting it."""
     answer = slurm.ask("sbatch", "--test-only", stdin=script)
     if answer.code == 0:
         starts = _START.findall(answer.stderr)
         return max(starts, default="")
     if _NO_ANSWER.search(answer.stderr):
-        raise SiteError(f"Slurm does not answer: {answer.stderr.strip()}", "see whether it is up: scontrol ping")
+        raise SiteError(f"Slurm does not answer: {answer.stderr.strip()}", "check that it is up: scontrol ping")
     raise _refused(answer.stderr)
 
 
 def submit(request: Request, slurm: Slurm, say: Say) -> int:
     """Prepare the run directory and submit. Returns the job's id."""
-    request.run.create()
-    write_resolved(request.run.config, request.config)
-    write_resolved(request.run.site, request.site)
+    create_run(request.run, request.config, request.site, request.plan)
     return submit_again(request, slurm, say)
 
 
 def submit_again(request: Request, slurm: Slurm, say: Say) -> int:
-    """The directory exists already: a run that is resumed."""
+    """Submit a run whose directory exists, to resume it."""
     make_directory(request.run.job_logs)
     write_atomic(request.run.script, request.script)
     past = job_ids(request.run)
@@ -106,7 +104,7 @@ def submit_again(request: Request, slurm: Slurm, say: Say) -> int:
 
 
 def _submit_once(request: Request, slurm: Slurm, say: Say, past: list[int]) -> int:
-    """After a call without an answer the job may be in the queue all the same: it is looked up before the next one.
+    """A call that timed out may still have submitted the job, so the queue is checked before the next call.
 
     `past`: earlier jobs of the run, which have the same name.
     """
@@ -122,7 +120,7 @@ def _submit_once(request: Request, slurm: Slurm, say: Say, past: list[int]) -> i
             if not _NO_ANSWER.search(answer.stderr):
                 raise _refused(answer.stderr)
             said = answer.stderr.strip()
-        say(f"{said}: looking whether the job is in the queue all the same")
+        say(f"{said}: checking whether the job is in the queue")
         if pause_s is None:
             break
         time.sleep(pause_s)
@@ -131,12 +129,13 @@ def _submit_once(request: Request, slurm: Slurm, say: Say, past: list[int]) -> i
             return found
     raise SiteError(
         f"the job could not be submitted: {said}",
-        f"see whether it is in the queue (squeue --name {request.name}), then: rollart-hpc resume {request.run.path}",
+        f"check that it is not in the queue (squeue --name {request.name}), "
+        f"then: rollart-hpc resume {request.run.path}",
     )
 
 
 def _look_up(slurm: Slurm, name: str, past: list[int]) -> int:
-    """0 if there is no such job. No answer is no answer: then nothing may be submitted either."""
+    """0 if there is no such job. Raises if Slurm does not answer, because then a second job must not be submitted."""
     for pause_s in (*PAUSES_S, None):
         try:
             return next((found for found in _find_jobs(slurm, name) if found not in past), 0)
@@ -148,7 +147,7 @@ def _look_up(slurm: Slurm, name: str, past: list[int]) -> int:
 
 
 def _find_jobs(slurm: Slurm, name: str) -> list[int]:
-    """Ids of all jobs of that name, newest first; components count as their leader."""
+    """Ids of all jobs of that name, newest first. Components count as their leader."""
     rows = slurm.table("squeue", {"id": "%i"}, f"--name={name}", f"--user={getpass.getuser()}", "--states=all")
     return sorted({int(re.split(r"[+_]", row["id"])[0]) for row in rows}, reverse=True)
 
@@ -158,4 +157,4 @@ def _refused(stderr: str) -> UserError:
     match = _REFUSED.search(stderr)
     why = match["why"] if match else lines[-1] if lines else "no reason given"
     fix = next((fix for word, fix in _FIXES.items() if word in why.lower()), "correct the run or the site file")
-    return UserError(f"Slurm refuses this job: {why}", fix)
+    return UserError(f"Slurm refused the job: {why}", fix)

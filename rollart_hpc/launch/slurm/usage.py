@@ -1,26 +1,26 @@
-"""GPU-hours of a run by hardware class: given, and of those idle. Owns that sum; asks Slurm nothing.
+"""GPU-hours of a run by hardware class: allocated, and idle among those. Never calls Slurm.
 
-Given is what the jobs held, from begin to end. Busy is what the processes on GPUs wrote into their traces.
+Allocated time runs from the start to the end of each job. Busy time comes from the traces of the processes on GPUs.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.plan import Plan
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.observe import timeline
 from rollart_hpc.observe.lanes import busy_and_idle
 from rollart_hpc.observe.status import GpuHours
 from rollart_hpc.observe.trace import CATEGORIES
+from rollart_hpc.rundir import RunDir
 
 HOUR_S = 3600.0
 BUSY = frozenset(CATEGORIES) - {"wait"}
 
 
 def usage(run: RunDir, plan: Plan, up_s: float) -> dict[str, GpuHours]:
-    """`up_s`: how long the run was up in all; it stands for a job that was killed and could not tell its end."""
+    """`up_s`: total time that the run was up. Used for a job that was killed and has no recorded end."""
     given = _given(record.read(run), up_s)
     busy = _busy(run, plan)
     return {

@@ -1,7 +1,7 @@
-"""Packed attention where there is no Transformer Engine. Owns one module that stands in megatron's layer spec.
+"""Packed attention without Transformer Engine. Owns one module of megatron's layer spec.
 
-megatron's own torch attention knows no packed (`thd`) samples; this one takes the same arguments as Transformer
-Engine's, so that models and schedules do not differ between a CPU and a GPU.
+megatron's own torch attention does not support packed (`thd`) samples. This module takes the same arguments as
+Transformer Engine's, so models and schedules are the same on CPU and GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rollart_hpc.trainers.attention import attend
 
 
 class PackedAttention(torch.nn.Module):
-    """Causal within each sample, nothing across samples."""
+    """Causal within each sample, no attention across samples."""
 
     def __init__(self, *, softmax_scale: float | None = None, **_: Any) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class PackedAttention(torch.nn.Module):
         packed_seq_params: Any,
         **_: Any,
     ) -> torch.Tensor:
-        """[tokens, heads, head_dim] each, with fewer heads in key and value if queries share them."""
+        """[tokens, heads, head_dim] each; key and value have fewer heads if queries share them."""
         lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
         parts = zip(*(tensor.transpose(0, 1)[None].split(lengths, 2) for tensor in (query, key, value)), strict=True)
         done = [attend(q, k, v, self._scale, None) for q, k, v in parts]

@@ -2,9 +2,9 @@
 
     DIRECTORY/
       __<rank>_<i>.distcp, .metadata, common.pt, metadata.json    megatron's dist_checkpointing: model, optimizer
-      files_<rank>.json, trainer.json                             what was written, see `seals`
+      files_<rank>.json, trainer.json                             checksums, see `checksums`
 
-It may be loaded with other parallel sizes than wrote it.
+It can be loaded with different parallel sizes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from megatron.core.optimizer import MegatronOptimizer
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
-from rollart_hpc.trainers import sealed, seals
+from rollart_hpc.trainers import checkpoint as common
+from rollart_hpc.trainers import checksums
 from rollart_hpc.trainers.world import World
 
 _OF_RANK_0 = (".metadata", "common.pt", "metadata.json")
@@ -33,9 +34,9 @@ _METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
 
 
 class _InThisProcess(TorchDistSaveShardedStrategy):  # type: ignore[misc]
-    """megatron's format, written by torch's own writer.
+    """megatron's format, written with torch's writer.
 
-    megatron's writer starts a server and a process per file, which would outlive a rank that is killed.
+    megatron's own writer starts a server and a process per file, which would outlive a killed rank.
     """
 
     def save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str | Path) -> None:
@@ -50,18 +51,18 @@ class State(NamedTuple):
     optimizer: MegatronOptimizer
 
 
-def save(directory: Path, state: State, world: World, head: seals.Head) -> None:
+def save(directory: Path, state: State, world: World, head: checksums.Head) -> None:
     def write() -> list[str]:
         tensors = _tensors(state, head.has_stepped, is_loading=False)
         dist_checkpointing.save(tensors, str(directory), _InThisProcess("torch_dist", 1))
         names = [path.name for path in directory.glob(f"__{world.rank}_*.distcp")]
         return names + list(_OF_RANK_0) * (world.rank == 0)
 
-    sealed.save(directory, world, head, write)
+    common.save(directory, world, head, write)
 
 
-def load(directory: Path, state: State, world: World) -> seals.Head:
-    def read(head: seals.Head) -> None:
+def load(directory: Path, state: State, world: World) -> checksums.Head:
+    def read(head: checksums.Head) -> None:
         if head.has_stepped:
             _make_state(state.optimizer.optimizer)
         tensors = dist_checkpointing.load(_tensors(state, head.has_stepped, is_loading=True), str(directory))
@@ -73,11 +74,11 @@ def load(directory: Path, state: State, world: World) -> seals.Head:
             state.optimizer.optimizer.state.clear()
             state.optimizer.reload_model_params()
 
-    return sealed.load(directory, world, read)
+    return common.load(directory, world, read)
 
 
 def _tensors(state: State, has_stepped: bool, *, is_loading: bool) -> dict[str, Any]:
-    """An optimizer that never stepped has no state."""
+    """An optimizer that has never stepped has no state."""
     model = state.model.module.sharded_state_dict(metadata=_METADATA)
     tensors: dict[str, Any] = {"model": model}
     if has_stepped:
@@ -86,7 +87,7 @@ def _tensors(state: State, has_stepped: bool, *, is_loading: bool) -> dict[str, 
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:
-    """torch's AdamW (all there is without Transformer Engine) has no state before its first step; loading needs one."""
+    """torch's AdamW (used without Transformer Engine) has no state before its first step, but loading needs it."""
     if not isinstance(optimizer, torch.optim.AdamW):
         return
     for parameters in optimizer.param_groups:
@@ -97,7 +98,7 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _own_steps(optimizer: torch.optim.Optimizer) -> None:
-    """megatron gives all parameters one and the same step counter, which each of them would count up."""
+    """megatron gives all parameters the same step counter, which each of them would increment: copy it."""
     for state in optimizer.state.values():
         if isinstance(state.get("step"), torch.Tensor):
             state["step"] = state["step"].clone()

@@ -1,8 +1,8 @@
-"""megatron-core without a GPU, for tests and tiny runs. Owns every patch that takes; refuses where there is a GPU.
+"""Runs megatron-core without a GPU, for tests and tiny runs. Owns all patches for that; refuses to run with a GPU.
 
-megatron-core asks for CUDA by name in places that have nothing to do with kernels. This maps those places to the CPU,
-for the whole process, so that its real Python runs: model, schedules, buffers, distributed optimizer, checkpoints.
-It says nothing about streams, overlap or NCCL. Never in a process that also runs vLLM.
+megatron-core requests CUDA by name in places that have nothing to do with kernels. This module redirects those to the
+CPU, for the whole process, so that megatron's real Python code runs: model, schedules, buffers, distributed optimizer,
+checkpoints. It tests nothing about streams, overlap or NCCL. Never use it in a process that also runs vLLM.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _CPU = torch.device("cpu")
 
 
 def install() -> None:
-    """Idempotent. Before the first import of megatron."""
+    """Call before the first import of megatron. Idempotent."""
     if torch.cuda.is_available():
-        raise SiteError("trainer.device is cpu on a node with a GPU: megatron can't", "set trainer.device=auto")
+        what = "trainer.device is cpu, but this node has a GPU: megatron does not support that"
+        raise SiteError(what, "set trainer.device=auto")
     if getattr(torch.cuda, "rollart_shim", False):
         return
     torch.cuda.rollart_shim = True  # type: ignore[attr-defined]
@@ -37,7 +38,7 @@ def install() -> None:
         "synchronize": lambda *_: None,
         "get_rng_state": lambda *_, **__: torch.get_rng_state(),
         "set_rng_state": lambda state, *_, **__: torch.set_rng_state(state),
-        "manual_seed": lambda seed: None,  # weights come from files and nothing is dropped out
+        "manual_seed": lambda seed: None,  # weights come from files and there is no dropout
     }
     for name, stub in stubs.items():
         setattr(torch.cuda, name, stub)
@@ -45,7 +46,7 @@ def install() -> None:
 
 
 def _patch_megatron() -> None:
-    warnings.filterwarnings("ignore", module="megatron")  # that apex and Transformer Engine are missing
+    warnings.filterwarnings("ignore", module="megatron")  # warnings that apex and Transformer Engine are missing
     logging.getLogger("megatron").setLevel(logging.WARNING)
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
     from megatron.core.tensor_parallel import random
@@ -67,7 +68,7 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 
 def _type(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The distributed optimizer sorts parameters by the name of their type on a GPU."""
+    """The distributed optimizer sorts parameters by type name and expects the names of GPU types."""
 
     @functools.wraps(original)
     def named(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -78,8 +79,11 @@ def _type(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_step(load: Callable[..., None]) -> Callable[..., None]:
-    """Loading wants every state of torch's AdamW (of Transformer Engine's there is none like it) from the checkpoint,
-    also the step, which it has set already."""
+    """Supplies AdamW's step when megatron loads a checkpoint.
+
+    megatron requires every state of the optimizer in the checkpoint. torch's AdamW has a state `step`, which is not in
+    the checkpoint and is already set; Transformer Engine's optimizer has no such state.
+    """
 
     @functools.wraps(load)
     def load_all(self: Any, parameter: torch.nn.Parameter, tensors: dict[str, torch.Tensor]) -> None:

@@ -1,6 +1,6 @@
-"""Weights in from a Hugging Face directory, out to rank 0. Owns reading and gathering; `layout` says what lies where.
+"""Reads weights from a Hugging Face directory and gathers them on rank 0. `layout` says where each weight is.
 
-Both go weight by weight: beside the model no rank holds more than one weight, joined, and what it is joined from.
+Both work weight by weight: beside the model, no rank holds more than one joined weight and its sources.
 """
 
 from __future__ import annotations
@@ -20,66 +20,68 @@ from rollart_hpc.trainers.megatron.layout import Weight
 Parameters = dict[str, torch.nn.Parameter]
 
 
-class Place(NamedTuple):
-    """Of this rank among all."""
+class Coordinates(NamedTuple):
+    """The position of this rank among all ranks."""
 
     rank: int
     tensor_rank: int
-    tensor_ranks: tuple[int, ...]  # world ranks of its tensor parallel group
+    tensor_ranks: tuple[int, ...]  # world ranks of its tensor-parallel group
     tensor_group: dist.ProcessGroup
     stage: int
     replica: int
     heads: tuple[int, ...]  # world rank of the first rank of each stage in replica 0
 
 
-def read_into(parameters: Parameters, table: list[Weight], place: Place, directory: Path) -> None:
-    """Fill this stage's shards."""
+def read_into(parameters: Parameters, table: list[Weight], coordinates: Coordinates, directory: Path) -> None:
+    """Load the shards of this stage."""
     files = _Files(directory)
-    wanted = {weight.name: weight for weight in table if weight.stage == place.stage}
+    wanted = {weight.name: weight for weight in table if weight.stage == coordinates.stage}
     assert wanted.keys() == parameters.keys(), f"parameters differ: {sorted(wanted.keys() ^ parameters.keys())}"
-    tensor = len(place.tensor_ranks)
+    tensor = len(coordinates.tensor_ranks)
     with torch.no_grad():
         for name, weight in wanted.items():
             joined = weight.join([files.get(source) for source in weight.sources])
             if tuple(joined.shape) != weight.joined_shape:
-                what = f"{directory}: {', '.join(weight.sources)} make {tuple(joined.shape)}"
-                raise SiteError(f"{what}, expected {weight.joined_shape}", "compare its config.json")
-            parameters[name].copy_(weight.shard(joined, place.tensor_rank, tensor))
+                what = f"{directory}: {', '.join(weight.sources)} have shape {tuple(joined.shape)}"
+                raise SiteError(f"{what}, expected {weight.joined_shape}", "check that config.json fits the weights")
+            parameters[name].copy_(weight.shard(joined, coordinates.tensor_rank, tensor))
 
 
-def gathered(parameters: Parameters, table: list[Weight], place: Place) -> Iterator[tuple[str, torch.Tensor]]:
-    """Hugging Face tensors, on rank 0 only. Every rank must go through it."""
+def gathered(
+    parameters: Parameters, table: list[Weight], coordinates: Coordinates
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields Hugging Face tensors, on rank 0 only. Every rank must iterate."""
     device, dtype = _kind(parameters)
     for weight in table:
-        if weight.is_copy or place.replica:
+        if weight.is_copy or coordinates.replica:
             continue
-        head = place.heads[weight.stage]
+        head = coordinates.heads[weight.stage]
         joined = None
-        if place.stage == weight.stage:
-            joined = _unshard(parameters[weight.name].detach(), weight, place)
+        if coordinates.stage == weight.stage:
+            joined = _unshard(parameters[weight.name].detach(), weight, coordinates)
         if head != 0:  # megatron numbers ranks by stage: rank 0 is in the first one
-            if place.rank == head:
+            if coordinates.rank == head:
                 assert joined is not None
                 dist.send(joined.contiguous(), dst=0)
-            elif place.rank == 0:
+            elif coordinates.rank == 0:
                 joined = torch.empty(weight.joined_shape, device=device, dtype=dtype)
                 dist.recv(joined, src=head)
-        if place.rank == 0:
+        if coordinates.rank == 0:
             assert joined is not None
             yield from weight.part(joined)
 
 
-def _unshard(shard: torch.Tensor, weight: Weight, place: Place) -> torch.Tensor | None:
-    """On the first rank of the tensor parallel group."""
-    if weight.split is None or len(place.tensor_ranks) == 1:
+def _unshard(shard: torch.Tensor, weight: Weight, coordinates: Coordinates) -> torch.Tensor | None:
+    """Gathers the joined tensor on the first rank of the tensor-parallel group."""
+    if weight.split is None or len(coordinates.tensor_ranks) == 1:
         return shard
     joined, shards = None, None
-    if place.tensor_rank == 0:
+    if coordinates.tensor_rank == 0:
         joined = shard.new_empty(weight.joined_shape)
-        # Rows of the joined tensor can be received where they belong; columns need a place of their own.
-        shards = list(joined.chunk(len(place.tensor_ranks))) if weight.split == 0 else None
-        shards = shards or [torch.empty_like(shard) for _ in place.tensor_ranks]
-    dist.gather(shard.contiguous(), shards, dst=place.tensor_ranks[0], group=place.tensor_group)
+        # Rows can be received directly into the joined tensor; columns need a separate buffer.
+        shards = list(joined.chunk(len(coordinates.tensor_ranks))) if weight.split == 0 else None
+        shards = shards or [torch.empty_like(shard) for _ in coordinates.tensor_ranks]
+    dist.gather(shard.contiguous(), shards, dst=coordinates.tensor_ranks[0], group=coordinates.tensor_group)
     if joined is not None and shards is not None and weight.split:
         torch.cat(shards, dim=weight.split, out=joined)
     return joined
@@ -91,7 +93,7 @@ def _kind(parameters: Parameters) -> tuple[torch.device, torch.dtype]:
 
 
 class _Files:
-    """The safetensors of a directory; nothing is read before it is asked for."""
+    """The safetensors of a directory, read on demand."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -104,5 +106,5 @@ class _Files:
             with safe_open(path, framework="pt") as file:
                 return file.get_tensor(name)
         except (OSError, SafetensorError) as error:
-            what = f"{path} has no {name} that can be read: {str(error)[:200]}"
-            raise SiteError(what, "megatron reads safetensors: check model.path") from None
+            what = f"can't read {name} from {path}: {str(error)[:200]}"
+            raise SiteError(what, "megatron needs safetensors files: check model.path") from None

@@ -1,4 +1,4 @@
-"""Llama, Qwen2 and Qwen3 in megatron's words. Owns what a Hugging Face config means; refuses what it can't express."""
+"""Llama, Qwen2 and Qwen3 in megatron's terms. Owns the meaning of a Hugging Face config; refuses unsupported ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Family:
     norm_epsilon: float
     rope_theta: float
     is_tied: bool
-    rope_scaling: dict[str, Any] | None = None  # llama3's, or none
+    rope_scaling: dict[str, Any] | None = None  # of type llama3, or None
 
     @property
     def has_qkv_bias(self) -> bool:
@@ -45,7 +45,7 @@ class Family:
 def read_family(directory: Path) -> Family:
     config = read_json(directory / "config.json")
     if config is None:
-        raise SiteError(f"{directory} is no model that can be trained: no config.json", "check model.path")
+        raise SiteError(f"can't train {directory}: it has no config.json", "check model.path")
     _refuse(directory, config)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     heads = config["num_attention_heads"]
@@ -67,7 +67,7 @@ def read_family(directory: Path) -> Family:
 
 
 def _refuse(directory: Path, config: dict[str, Any]) -> None:
-    """Whatever would be computed otherwise than transformers does."""
+    """Raises for models that megatron would compute differently than transformers."""
     kind = config.get("model_type")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     reasons = {
@@ -81,8 +81,8 @@ def _refuse(directory: Path, config: dict[str, Any]) -> None:
     }
     found = [reason for reason, holds in reasons.items() if holds]
     if found:
-        what = f"{directory} can't be trained by trainer.kind: megatron: {' and '.join(found)}"
-        raise SiteError(what, f"it takes {', '.join(FAMILIES)}; trainer.kind: fsdp takes more")
+        what = f"trainer.kind: megatron can't train {directory}: {' and '.join(found)}"
+        raise SiteError(what, f"it supports {', '.join(FAMILIES)}; trainer.kind: fsdp supports more")
 
 
 def _rope_type(rope: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""Which weight lies where: a table, without a tensor. Owns names, shapes and how several become one.
+"""The place of every weight, as a table without tensors. Owns names, shapes and how several weights become one.
 
-In megatron the rows of a query group follow each other (q q k v | q q k v), and a rank's rows of gate and up do. Both
-are the same thing: sources are cut into `groups`, and the pieces of a group are put together.
+megatron stores the rows of a query group together (q q k v | q q k v), and also a rank's rows of gate and up. Both are
+the same operation: sources are cut into `groups`, and the pieces of a group are concatenated.
 
     joined[group] = source_0[group], source_1[group], ...
 
@@ -20,7 +20,7 @@ from rollart_hpc.trainers.megatron.families import Family
 
 @dataclass(frozen=True)
 class Shape:
-    """How a model is spread out."""
+    """How a model is divided over ranks."""
 
     tensor: int
     pipeline: int
@@ -37,8 +37,8 @@ class Weight:
     columns: int | None = None  # None: a vector
     groups: int = 1
     split: int | None = None
-    padding: int = 0  # rows that no source has
-    is_copy: bool = False  # of a weight that lies elsewhere, too: read, never written out
+    padding: int = 0  # rows that are in no source
+    is_copy: bool = False  # the same weight is also elsewhere: loaded, but never exported
 
     @property
     def joined_shape(self) -> tuple[int, ...]:
@@ -58,7 +58,7 @@ class Weight:
         return joined if not self.padding else torch.cat([joined, joined.new_zeros(self.padding, *joined.shape[1:])])
 
     def part(self, joined: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """The inverse of `join`, by Hugging Face names."""
+        """The inverse of `join`, with Hugging Face names."""
         grouped = joined[: sum(self.rows)].reshape(self.groups, -1, *joined.shape[1:])
         pieces = grouped.split([rows // self.groups for rows in self.rows], dim=1)
         for name, rows, piece in zip(self.sources, self.rows, pieces, strict=True):
@@ -69,7 +69,7 @@ class Weight:
 
 
 def weights(family: Family, shape: Shape) -> Iterator[Weight]:
-    """All weights of the model, in the order of transformers but for biases, which follow all three weights."""
+    """All weights of the model, in transformers' order, except that biases follow the three weights q, k, v."""
     last = shape.pipeline - 1
     hidden, embed = family.hidden_size, "model.embed_tokens.weight"
     vocabulary = {"rows": (family.vocabulary,), "columns": hidden, "split": 0}

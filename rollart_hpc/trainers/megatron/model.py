@@ -1,7 +1,7 @@
-"""The GPTModel of this rank and its packed forward. Owns how megatron is configured; knows no loss.
+"""The GPTModel of this rank and its packed forward. Owns megatron's configuration; knows no loss.
 
-On a GPU: Transformer Engine's layers, fused kernels, bfloat16 weights with float32 copies in the optimizer. That path
-is written from megatron-core's documentation and has not run. On a CPU: megatron's own torch layers, float32.
+On a GPU: Transformer Engine's layers, fused kernels, bfloat16 weights with float32 copies in the optimizer. This path
+is written from megatron-core's documentation and is not tested. On a CPU: megatron's own torch layers, float32.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attri
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 
-from rollart_hpc.config.schema import MegatronConfig, RunConfig
+from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers.megatron import exchange, layout
 from rollart_hpc.trainers.megatron.attention import PackedAttention
-from rollart_hpc.trainers.megatron.exchange import Place
+from rollart_hpc.trainers.megatron.backend import MegatronOptions, sizes_of
+from rollart_hpc.trainers.megatron.exchange import Coordinates
 from rollart_hpc.trainers.megatron.families import Family, read_family
 from rollart_hpc.trainers.megatron.layout import Shape, Weight
 from rollart_hpc.trainers.packing import MicroBatch
@@ -34,7 +35,7 @@ from rollart_hpc.trainers.world import World
 
 
 class Policy(GPTModel):  # type: ignore[misc]
-    """Yields logits [1, sampled, share of the vocabulary] on the last stage, hidden states on the others."""
+    """Returns logits [1, sampled, share of the vocabulary] on the last stage, hidden states on the others."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -47,23 +48,23 @@ class Policy(GPTModel):  # type: ignore[misc]
         return super().forward(micro.ids, micro.positions, None, packed_seq_params=_packed(micro))
 
     def _select(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Logits are made for the places that matter only; an empty micro-batch yields one row that must not count."""
+        """Compute logits only where tokens were sampled. An empty micro-batch has one row, which must be ignored."""
         assert self._keep is not None
         return (inputs[0][self._keep], *inputs[1:])
 
 
-class Loaded(NamedTuple):
-    """A model with weights, and where they lie."""
+class LoadedModel(NamedTuple):
+    """A model with weights, and where each weight is."""
 
     model: Policy
     config: TransformerConfig
     family: Family
     table: list[Weight]
-    place: Place
+    coordinates: Coordinates
 
 
-def open_groups(sizes: MegatronConfig) -> None:
-    """megatron keeps its groups for the whole process."""
+def open_groups(sizes: MegatronOptions) -> None:
+    """Create megatron's groups once: they are global to the process."""
     if parallel_state.model_parallel_is_initialized():
         return
     parallel_state.initialize_model_parallel(
@@ -74,9 +75,9 @@ def open_groups(sizes: MegatronConfig) -> None:
     model_parallel_cuda_manual_seed(0)
 
 
-def load(directory: Path, run: RunConfig, world: World) -> Loaded:
+def load(directory: Path, run: RunConfig, world: World) -> LoadedModel:
     """This rank's part of the model, before any wrapping."""
-    family, sizes = read_family(directory), run.trainer.megatron
+    family, sizes = read_family(directory), sizes_of(run)
     _check_sizes(family, sizes, directory)
     is_gpu = world.device.type == "cuda"
     config = _config(family, run, is_gpu=is_gpu)
@@ -84,11 +85,11 @@ def load(directory: Path, run: RunConfig, world: World) -> Loaded:
     shape = Shape(sizes.tensor_parallel, sizes.pipeline_parallel, family.padded_vocabulary(multiple), is_gpu)
     model = _build(family, config, shape)
     table = list(layout.weights(family, shape))
-    place = _place(sizes)
+    coordinates = _coordinates(sizes)
     parameters = dict(model.named_parameters())
-    exchange.read_into(parameters, table, place, directory)
+    exchange.read_into(parameters, table, coordinates, directory)
     _mark_split(parameters, table)
-    return Loaded(model.to(world.device), config, family, table, place)
+    return LoadedModel(model.to(world.device), config, family, table, coordinates)
 
 
 def _build(family: Family, config: TransformerConfig, shape: Shape) -> Policy:
@@ -109,7 +110,7 @@ def _build(family: Family, config: TransformerConfig, shape: Shape) -> Policy:
 
 
 def _config(family: Family, run: RunConfig, *, is_gpu: bool) -> TransformerConfig:
-    sizes, dtype = run.trainer.megatron, getattr(torch, run.trainer.dtype)
+    sizes, dtype = sizes_of(run), getattr(torch, run.trainer.dtype)
     recompute: dict[str, Any] = {}
     if run.trainer.activation_checkpointing:
         recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -135,7 +136,7 @@ def _config(family: Family, run: RunConfig, *, is_gpu: bool) -> TransformerConfi
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         variable_seq_lengths=True,
-        moe_token_dispatcher_type="alltoall",  # there are no experts, but lengths may only vary with it
+        moe_token_dispatcher_type="alltoall",  # no experts here, but variable lengths require it
         calculate_per_token_loss=True,  # losses are sums: nothing is divided before the step
         deallocate_pipeline_outputs=True,
         perform_initialization=False,
@@ -149,8 +150,10 @@ def _config(family: Family, run: RunConfig, *, is_gpu: bool) -> TransformerConfi
 
 
 def _mark_split(parameters: exchange.Parameters, table: list[Weight]) -> None:
-    """megatron marks what is split while it draws random weights, which nobody needs. By the marks, norms of gradients
-    count whatever lies on all ranks once."""
+    """Mark split parameters, so that gradient norms count parameters present on all ranks only once.
+
+    megatron sets these marks only when it initialises random weights, which we skip.
+    """
     for weight in table:
         parameter = parameters.get(weight.name)
         if parameter is not None and weight.split is not None and not hasattr(parameter, "tensor_model_parallel"):
@@ -175,14 +178,14 @@ def _packed(micro: MicroBatch) -> PackedSeqParams:
 
 
 def _llama3(inv_freq: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
-    """Llama 3.1's longer context: low frequencies are divided, those in between smoothly less."""
+    """Llama 3.1's longer context: low frequencies are divided by a factor, medium ones by a smoothly smaller one."""
     factor, low, high = (float(scaling[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
     turns = float(scaling["original_max_position_embeddings"]) * inv_freq / (2 * torch.pi)
     smooth = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - smooth) * inv_freq / factor + smooth * inv_freq
 
 
-def _check_sizes(family: Family, sizes: MegatronConfig, directory: Path) -> None:
+def _check_sizes(family: Family, sizes: MegatronOptions, directory: Path) -> None:
     tensor, pipeline = sizes.tensor_parallel, sizes.pipeline_parallel
     for what, number, parts in (
         ("layers", family.num_layers, pipeline),
@@ -193,16 +196,16 @@ def _check_sizes(family: Family, sizes: MegatronConfig, directory: Path) -> None
         if number % parts:
             key = "pipeline_parallel" if what == "layers" else "tensor_parallel"
             raise SiteError(
-                f"{directory} has {number} {what}, which can't be split evenly over {parts}",
-                f"choose a trainer.megatron.{key} that divides {number}",
+                f"{directory} has {number} {what}, which can't be divided evenly by {parts}",
+                f"choose a trainer.options.{key} that divides {number}",
             )
 
 
-def _place(sizes: MegatronConfig) -> Place:
+def _coordinates(sizes: MegatronOptions) -> Coordinates:
     group = parallel_state.get_tensor_model_parallel_group()
     num_replicas = parallel_state.get_data_parallel_world_size()
     per_stage = sizes.tensor_parallel * num_replicas
-    return Place(
+    return Coordinates(
         rank=torch.distributed.get_rank(),
         tensor_rank=parallel_state.get_tensor_model_parallel_rank(),
         tensor_ranks=tuple(torch.distributed.get_process_group_ranks(group)),

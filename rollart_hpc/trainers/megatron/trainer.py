@@ -1,7 +1,7 @@
-"""One rank of the trainer `megatron`. Owns forward, backward and update by megatron's schedules; `step` owns the rest.
+"""One rank of the trainer `megatron`. Owns forward, backward and update with megatron's schedules; `step` the rest.
 
-A replica is tensor_parallel x pipeline_parallel ranks. Log-probs are on the ranks of its last stage, all of which
-compute the same loss; the first of them tallies it.
+A replica is tensor_parallel x pipeline_parallel ranks. Log-probs are on the ranks of its last stage, which all compute
+the same loss; the first of them counts it.
 """
 
 from __future__ import annotations
@@ -16,44 +16,54 @@ import torch
 import torch.distributed as dist
 
 from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.errors import SiteError
+from rollart_hpc.extras import install
+from rollart_hpc.trainers.checksums import Head
 from rollart_hpc.trainers.megatron import cpu_shim
+from rollart_hpc.trainers.megatron.backend import sizes_of
 from rollart_hpc.trainers.packing import MicroBatch
-from rollart_hpc.trainers.seals import Head
 from rollart_hpc.trainers.step import StepTrainer
 from rollart_hpc.trainers.world import World
 from rollart_hpc.weights.digest import digest
 
 
 def make_trainer(config: RunConfig, model_dir: Path, world: World) -> MegatronTrainer:
-    """megatron asks for a GPU while it is imported: what stands in for one comes first."""
+    """megatron expects a GPU when it is imported, so the shim must be installed first."""
     if world.device.type == "cpu":
         cpu_shim.install()
-    return MegatronTrainer(config, model_dir, world)
+    try:
+        return MegatronTrainer(config, model_dir, world)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(("megatron", "transformer_engine")):
+            raise
+        what = f"trainer.kind is megatron, but {error.name} is not installed"
+        raise SiteError(what, f"{install('megatron')}, and transformer_engine on GPUs") from None
 
 
 class MegatronTrainer(StepTrainer):
-    """Each replica sums its gradients by itself until the step, so steps do not depend on how a batch was cut."""
+    """Each replica sums its own gradients until the step, so the result does not depend on how a batch was cut."""
 
     def __init__(self, config: RunConfig, model_dir: Path, world: World) -> None:
         from megatron.core import parallel_state as groups
 
         from rollart_hpc.trainers.megatron import model
 
-        model.open_groups(config.trainer.megatron)
+        sizes = sizes_of(config)
+        model.open_groups(sizes)
         super().__init__(
             config,
             model_dir,
             world,
             replica=groups.get_data_parallel_rank(),
             num_replicas=groups.get_data_parallel_world_size(),
-            num_stages=config.trainer.megatron.pipeline_parallel,
+            num_stages=sizes.pipeline_parallel,
         )
         loaded = model.load(model_dir, config, world)
-        self._table, self._place, self._vocabulary = loaded.table, loaded.place, loaded.family.vocabulary
+        self._table, self._coordinates, self._vocabulary = loaded.table, loaded.coordinates, loaded.family.vocabulary
         self._tensor_group = groups.get_tensor_model_parallel_group()
         self._pipeline_group = groups.get_pipeline_model_parallel_group()
         self._is_last_stage = groups.is_pipeline_last_stage()
-        self._tallies = self._is_last_stage and self._place.tensor_rank == 0
+        self._tallies = self._is_last_stage and self._coordinates.tensor_rank == 0
         self._reference = None
         if config.algorithm.kl > 0:
             self._reference = model.load(model_dir, config, world).model
@@ -80,7 +90,7 @@ class MegatronTrainer(StepTrainer):
         *,
         forward_only: bool,
     ) -> list[Any]:
-        """Through all stages; `after` takes each micro-batch's logits on the last one."""
+        """Run all stages; on the last one `after` gets the logits of each micro-batch."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         def forward(work: Iterator[tuple[MicroBatch, Callable[..., Any]]], model: torch.nn.Module) -> tuple[Any, Any]:
@@ -92,7 +102,7 @@ class MegatronTrainer(StepTrainer):
             data_iterator=zip(micros, after),
             model=model,
             num_microbatches=len(micros),
-            seq_length=1,  # stages tell each other the shapes of what they send
+            seq_length=1,  # unused: stages send each other the shapes
             micro_batch_size=1,
             forward_only=forward_only,
             collect_non_loss_data=forward_only,
@@ -101,7 +111,7 @@ class MegatronTrainer(StepTrainer):
     def _micro_loss(
         self, micro: MicroBatch, reference: torch.Tensor | None, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """In the form of megatron's schedules: a sum, what it would be divided by (not here), nothing to report."""
+        """The form that megatron's schedules expect: the sum, a divisor (unused here), nothing to report."""
         unused = torch.zeros((), dtype=torch.int, device=logits.device)
         if not micro.num_sampled:
             return logits.sum() * 0.0, unused, None
@@ -148,13 +158,13 @@ class MegatronTrainer(StepTrainer):
     # --- weights and log-probs ---------------------------------------------------------------
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """On rank 0 only: the others help it to gather and yield nothing."""
+        """Yields on rank 0 only; the other ranks take part in the gathering."""
         from rollart_hpc.trainers.megatron import exchange
 
-        return exchange.gathered(dict(self._model.module.named_parameters()), self._table, self._place)
+        return exchange.gathered(dict(self._model.module.named_parameters()), self._table, self._coordinates)
 
     def _weights_digest(self) -> str:
-        """Rank 0 has the weights, all ranks are told what they are."""
+        """Rank 0 has the weights and broadcasts their digest."""
         mine = digest(self.export())
         (told,) = self._world.broadcast([mine.encode()] if self._world.rank == 0 else None)
         return bytes(told).decode()
@@ -169,7 +179,7 @@ class MegatronTrainer(StepTrainer):
         return found
 
     def _logprobs_of(self, model: torch.nn.Module, micros: list[MicroBatch]) -> list[torch.Tensor]:
-        """On the last stage; elsewhere nothing."""
+        """Log-probs on the last stage; an empty list on the others."""
 
         def take(micro: MicroBatch, logits: torch.Tensor, non_loss_data: bool = True) -> torch.Tensor:
             if not micro.num_sampled:

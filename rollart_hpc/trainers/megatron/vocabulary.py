@@ -1,7 +1,7 @@
 """Log-probs of sampled tokens when each rank has the logits of a part of the vocabulary. Knows no model and no loss.
 
 No rank ever holds a row of the whole vocabulary: maxima, sums of exponentials and the chosen logit are reduced.
-Every tensor parallel rank computes the same loss from them, so a reduced sum passes its gradient on unchanged.
+Every tensor-parallel rank computes the same loss from them, so the gradient of a reduced sum passes through unchanged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.tensor_parallel.mappings import reduce_from_tensor_model_parallel_region
 
-_NEVER = -1e30  # logit of rows that only pad the vocabulary: no probability, no gradient
+_NEVER = -1e30  # logit of padding rows: no probability, no gradient
 
 
 class Chosen(NamedTuple):
@@ -23,7 +23,7 @@ class Chosen(NamedTuple):
 def chosen_logprobs(
     logits: torch.Tensor, targets: torch.Tensor, *, vocabulary: int, group: Any, wants_entropy: bool
 ) -> Chosen:
-    """`logits` [tokens, share of the padded vocabulary] of this rank, `targets` [tokens] in the whole one."""
+    """`logits` [tokens, share of the padded vocabulary] of this rank, `targets` [tokens] in the whole vocabulary."""
     share = logits.shape[-1]
     first = group.rank() * share
     is_padding = torch.arange(share, device=logits.device) >= vocabulary - first

@@ -7,7 +7,7 @@ import queue
 import pytest
 
 from rollart_hpc.config.schema import EngineConfig
-from rollart_hpc.engines.vllm.settings import Setup
+from rollart_hpc.engines.contract import EngineSetup
 from rollart_hpc.engines.vllm.updates import from_store
 from rollart_hpc.errors import SiteError
 from rollart_hpc.types import WeightsId
@@ -26,7 +26,7 @@ def engine(request, wide, tmp_path_factory):
 
     scratch = tmp_path_factory.mktemp("direct")
     config = EngineConfig(kind="vllm", max_running=4, kv_slots=4, max_prefill_tokens=64, device="cpu")
-    setup = Setup(wide.directory, config, 160, scratch / "cache", tensor_parallel=request.param, seed=1)
+    setup = EngineSetup(wide.directory, config, 160, scratch / "cache", tensor_parallel=request.param, seed=1)
     made = VllmEngine(setup, NodeStore(scratch / "store", "inbox"))
     yield made
     made.close()

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rollart_hpc.config.schema import EngineConfig
-from rollart_hpc.engines.vllm.settings import Setup, arguments
+from rollart_hpc.engines.contract import EngineSetup
+from rollart_hpc.engines.vllm.settings import arguments
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.store import NodeStore
 
@@ -25,7 +26,7 @@ def engine(wide, scratch):
     from rollart_hpc.engines.vllm.engine import VllmEngine
 
     config = EngineConfig(kind="vllm", max_running=8, kv_slots=12, max_prefill_tokens=64, device="cpu")
-    setup = Setup(wide.directory, config, max_len=160, scratch=scratch / "cache", seed=1)
+    setup = EngineSetup(wide.directory, config, max_len=160, scratch=scratch / "cache", seed=1)
     made = VllmEngine(setup, NodeStore(scratch / "store", "inbox"))
     yield made
     made.close()
@@ -153,6 +154,19 @@ def test_the_oldest_trajectories_make_room(vllm, ids):
     assert vllm.turn("h0", ids(1, 2)) is None
 
 
+def test_kv_capacity_and_use_are_those_of_vllms_blocks(vllm, ids):
+    engine = vllm.engine
+    assert engine.kv_tokens >= 12 * 160 and engine.kv_tokens % 32 == 0
+    requests = [vllm.turn(f"k{i}", ids(i, 40), LONG) for i in range(2)]
+    most = 0
+    while engine.busy():
+        vllm.step()
+        most = max(most, engine.kv_used_tokens)
+    assert all(request in vllm.done for request in requests)
+    assert 2 * 40 <= most < engine.kv_tokens
+    assert engine.kv_used_tokens == 0  # what is kept for later turns may be overwritten
+
+
 def test_weights_of_the_node_are_mapped_and_others_go_through_shared_memory(vllm, wide, ids, scratch):
     store = NodeStore(scratch / "node store", "node")
     store.write(WeightsId(3, 2), wide.named(2), bucket_bytes=4096)
@@ -169,15 +183,15 @@ def test_weights_of_the_node_are_mapped_and_others_go_through_shared_memory(vllm
 def test_weights_that_lack_a_tensor_are_not_taken_for_whole(vllm, wide):
     """It comes last: the engine is of no use afterwards, and its process would end."""
     vllm.engine.suspend()
-    with pytest.raises(Exception, match="did not come with the weights"):
+    with pytest.raises(Exception, match="are missing from the weights"):
         vllm.engine.install(wide.named(1)[:-2], WeightsId(1, 1))
     vllm.engine.resume()
     assert vllm.engine.weights_id is None and not vllm.engine.busy()
 
 
 def test_the_users_arguments_win_over_defaults_only(wide, scratch):
-    config = EngineConfig(kind="vllm", device="cpu", vllm={"block_size": 32, "seed": 9})
-    chosen = arguments(Setup(wide.directory, config, max_len=100, scratch=scratch, seed=4))
+    config = EngineConfig(kind="vllm", device="cpu", options={"block_size": 32, "seed": 9})
+    chosen = arguments(EngineSetup(wide.directory, config, max_len=100, scratch=scratch, seed=4))
     assert (chosen["block_size"], chosen["seed"], chosen["max_model_len"]) == (32, 4, 100)
     assert chosen["kv_cache_memory_bytes"] >= 64 << 20
     assert logging.getLogger("vllm").level == logging.WARNING

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from rollart_hpc.config.schema import EngineConfig
-from rollart_hpc.engines.contract import Request
+from rollart_hpc.engines.contract import EngineSetup, Request
 from rollart_hpc.engines.vllm.handles import Handle, usable_params
-from rollart_hpc.engines.vllm.settings import Setup, arguments, prefill_params, set_environment
+from rollart_hpc.engines.vllm.settings import arguments, prefill_params, set_environment
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.store import NodeStore
 
@@ -28,7 +28,7 @@ def engine(wide, kv_directory):
     from rollart_hpc.engines.vllm.engine import VllmEngine
 
     config = EngineConfig(kind="vllm", max_running=8, kv_slots=8, max_prefill_tokens=40, device="cpu")
-    setup = Setup(
+    setup = EngineSetup(
         wide.directory, config, max_len=160, scratch=kv_directory.parent / "cache", seed=1, kv_directory=kv_directory
     )
     made = VllmEngine(setup, NodeStore(kv_directory.parent / "store", "inbox"))
@@ -158,7 +158,7 @@ def test_a_handle_is_read_with_care():
 
 def test_gpus_use_nixl(wide, tmp_path, monkeypatch):
     config = EngineConfig(kind="vllm", device="cuda")
-    setup = Setup(wide.directory, config, max_len=100, scratch=tmp_path, kv_directory=tmp_path, tensor_parallel=4)
+    setup = EngineSetup(wide.directory, config, max_len=100, scratch=tmp_path, kv_directory=tmp_path, tensor_parallel=4)
     chosen = arguments(setup)
     assert chosen["kv_transfer_config"]["kv_connector"] == "NixlConnector"
     for name in ("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"):

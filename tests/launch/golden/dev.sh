@@ -1,6 +1,6 @@
 #!/bin/bash -l
 # quickstart on site dev: GPU-hours at most 6 (h800 4, h20 2), cost at most 13.4; time limit 02:00:00
-# Written by rollart-hpc submit. The supervisor below starts every process of the run and watches it.
+# Written by rollart-hpc submit. The supervisor below starts and watches every process of the run.
 #SBATCH --job-name=rollart-quickstart-d8cc1dab
 #SBATCH --partition=cpu
 #SBATCH --nodes=1

@@ -1,6 +1,6 @@
 #!/bin/bash -l
 # quickstart on site h800-h20: GPU-hours at most 1280 (h800 960, h20 320), cost at most 3056; time limit 10:00:00
-# Written by rollart-hpc submit. The supervisor below starts every process of the run and watches it.
+# Written by rollart-hpc submit. The supervisor below starts and watches every process of the run.
 #SBATCH --job-name=rollart-quickstart-d8cc1dab
 #SBATCH --partition=cpu
 #SBATCH --nodes=3

@@ -1,6 +1,6 @@
 #!/bin/bash -l
 # qwen3-8b-h800-h20 on site h800-h20: GPU-hours at most 3072 (h800 2304, h20 768), cost at most 7334; time limit 1-00:00:00
-# Written by rollart-hpc submit. The supervisor below starts every process of the run and watches it.
+# Written by rollart-hpc submit. The supervisor below starts and watches every process of the run.
 #SBATCH --job-name=rollart-qwen3-8b-h800-h20-7489da7f
 #SBATCH --partition=cpu
 #SBATCH --nodes=3

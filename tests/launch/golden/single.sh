@@ -1,6 +1,6 @@
 #!/bin/bash -l
 # quickstart on site single: GPU-hours at most 6, cost at most 17.1; time limit 02:00:00
-# Written by rollart-hpc submit. The supervisor below starts every process of the run and watches it.
+# Written by rollart-hpc submit. The supervisor below starts and watches every process of the run.
 #SBATCH --job-name=rollart-quickstart-d8cc1dab
 #SBATCH --partition=h800
 #SBATCH --nodes=1

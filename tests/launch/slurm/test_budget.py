@@ -12,7 +12,7 @@ from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.slurm.allocation import Allocation
 from rollart_hpc.launch.slurm.budget import Budget
 from rollart_hpc.launch.slurm.commands import Slurm
-from rollart_hpc.launch.slurm.steps import SlurmPlace
+from rollart_hpc.launch.slurm.place import SlurmPlace
 
 LIMIT_S = 60
 SIGNAL_S = 600.0

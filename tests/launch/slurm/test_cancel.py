@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.launch.slurm import cancel, record
 from rollart_hpc.launch.slurm.commands import Answer, Slurm
 from rollart_hpc.launch.slurm.queue import own_job_ids
+from rollart_hpc.rundir import RunDir
 
 SAVE = ("scancel", "--batch", "--signal=TERM", "12")
 IF_PENDING = ("scancel", "--state=PENDING", "12")
@@ -65,7 +65,7 @@ def test_one_that_does_not_end_is_cancelled_then_killed(run: RunDir) -> None:
         and "--name=x,x-reward" in slurm.asked[3]
         and slurm.asked[4:] == [KILL]
     )
-    with pytest.raises(SiteError, match="cancel once more"):
+    with pytest.raises(SiteError, match="run cancel again"):
         cancel.cancel_jobs(run, Told("never"), print)
 
 

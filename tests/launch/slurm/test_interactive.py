@@ -12,9 +12,9 @@ import pytest
 
 from rollart_hpc.config.load import load, load_site
 from rollart_hpc.config.resolved import write_resolved
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.slurm.interactive import salloc_command
+from rollart_hpc.rundir import RunDir
 
 LIMIT_S = 120.0
 PROMPT = """
@@ -27,7 +27,7 @@ with supervised([sys.executable, "-c", sys.argv[1]], Path("logs/debug.log"), pri
 SUPERVISOR = """
 import os, signal, sys, time
 from pathlib import Path
-from rollart_hpc.config.process import end_with_parent
+from rollart_hpc.processes.lifetime import end_with_parent
 def end(number, frame):
     Path("saved").touch()
     sys.exit()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.slurm import job
+from rollart_hpc.rundir import RunDir
 
 
 def test_the_limit_s_signal_ends_nothing_when_nobody_waits_for_it(

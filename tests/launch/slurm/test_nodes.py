@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from rollart_hpc.config.load import load_site
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.launch.slurm.nodes import excluded, note_nodes
 from rollart_hpc.launch.slurm.requeue import requeue
+from rollart_hpc.rundir import RunDir
 
 Nodes = Callable[[str], None]
 
@@ -66,7 +66,7 @@ def test_what_was_known_holds_while_slurm_does_not_answer(run: RunDir, nodes: No
     (tmp_path / "nodes").write_text("exit 1")
     said: list[str] = []
     assert not note_nodes(run, Slurm(), ["n2"], said.append)
-    assert record.bad_hosts(record.read(run)) == ["n1"] and "not known" in said[0]
+    assert record.bad_hosts(record.read(run)) == ["n1"] and "unknown" in said[0]
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.budget import seconds
 from rollart_hpc.launch.slurm.queue import job_ids, job_names, words
 from rollart_hpc.launch.slurm.usage import _given
+from rollart_hpc.rundir import RunDir
 
 PARTS = [record.Part(13, "h800", "gpu", ["n1", "n2"], 8)]
 
@@ -67,7 +67,7 @@ def test_time_left_as_slurm_writes_it():
 
 def test_reasons_in_words():
     assert words("None") == ""
-    assert words("Resources") == "waits for nodes to become free (Resources)"
+    assert words("Resources") == "waiting for free nodes (Resources)"
     assert "QOS" in words("QOSMaxCpuPerUserLimit") and words("QOSMaxCpuPerUserLimit").endswith(
         "(QOSMaxCpuPerUserLimit)"
     )

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from rollart_hpc.config.load import load, load_site
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.slurm import script as scripts
 from rollart_hpc.launch.slurm.script import job_name, render_script
+from rollart_hpc.rundir import RunDir
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 RUN = RunDir("/shared/runs/quick start 100%")

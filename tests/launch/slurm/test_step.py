@@ -9,7 +9,7 @@ import pytest
 
 from rollart_hpc.launch.plan import Proc
 from rollart_hpc.launch.process import Order, start_child, wait_for
-from rollart_hpc.launch.slurm.step import Step, WarmSteps
+from rollart_hpc.launch.slurm.step import SrunStep, WarmSteps
 
 PROC = Proc("engine-compute-0", "engine", "compute", "compute-0")
 COMMAND = ["python", "-P", "-m", "rollart_hpc.roles.engine", "--name", "engine-compute-0"]
@@ -21,7 +21,7 @@ def steps(tmp_path):
 
     def start(script):
         order = Order(PROC, 0, tmp_path / "waiting.log")
-        step = start_child(order, ["sh", "-c", script], dict(os.environ), kind=Step, stdin=subprocess.PIPE)
+        step = start_child(order, ["sh", "-c", script], dict(os.environ), kind=SrunStep, stdin=subprocess.PIPE)
         started.append(step)
         return step
 

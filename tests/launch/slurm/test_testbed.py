@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rollart_hpc.config.load import Loaded, load_all
-from rollart_hpc.config.rundir import RunDir
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.slurm import script as scripts
+from rollart_hpc.rundir import RunDir
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 RUNS = {"qwen3-8b-h800-h20": 1, "qwen3-32b-h800-h20": 4}  # and the GPUs of an engine

@@ -1,0 +1,167 @@
+"""Who takes part in the load, and the two windows that are measured.
+
+First every slot asks for its next turn as soon as it has an answer (the saturated window), then turns begin at half
+the rate reached (the paced window). A window lasts as long as asked for, and longer if need be: until every engine has
+installed `INSTALLS` versions.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from rollart_hpc.bench.load.counts import Counts, CpuClock, Window, window_of
+from rollart_hpc.bench.load.environments import Environments
+from rollart_hpc.bench.load.payloads import MEAN_TURNS, MOST_TURNS, TURN_TOKENS
+from rollart_hpc.bench.load.sockets import Answer, Identity, Peer, Sockets
+from rollart_hpc.bench.load.workers import Engines, Later, Relays, Rewards, Trainers
+from rollart_hpc.errors import SiteError
+from rollart_hpc.rundir import RunDir
+from rollart_hpc.wire import messages as ms
+from rollart_hpc.wire.keys import load_client
+
+SLOTS_PER_ENV, SLOTS_PER_REWARD, ENGINES_PER_NODE = 256, 64, 8
+MOST_CREDIT = 8000  # of an engine: less than the controller queues for a worker
+INSTALLS = 5  # of each engine in each window, at least
+LIMIT_S = 60.0  # for what should take seconds
+TRAINER_NODE, POOL = "trainer", "compute"
+WAIT_S, PACED_WAIT_S = 0.02, 0.001
+
+
+class LoadPlan(msgspec.Struct):
+    run_dir: str
+    address: str
+    controller: int  # its pid
+    engines: int
+    slots: int
+    seconds: float
+
+
+class LoadFigures(msgspec.Struct):
+    workers: int
+    register_s: float
+    saturated: Window
+    paced: Window
+
+
+def identities_of(engines: int, slots: int) -> list[Identity]:
+    """Everybody: 8 engines and a relay a node, an env worker for up to 256 slots, a reward worker for up to 64.
+
+    An engine's KV has room for twice its share of the trajectories, all of them as long as they get.
+    """
+    sizes = [min(SLOTS_PER_ENV, slots - start) for start in range(0, slots, SLOTS_PER_ENV)]
+    num_nodes = -(-engines // ENGINES_PER_NODE)
+    share = -(-slots // engines)
+    credit, kv_tokens = min(MOST_CREDIT, max(SLOTS_PER_ENV, 5 * share // 4)), 2 * share * MOST_TURNS * TURN_TOKENS
+    return [
+        *(Identity("relay", f"relay-{i}", f"node-{i}", 1) for i in range(num_nodes)),
+        Identity("relay", "relay-trainer", TRAINER_NODE, 1),
+        *(
+            Identity("engine", f"engine-{i}", f"node-{i // ENGINES_PER_NODE}", credit, POOL, kv_tokens=kv_tokens)
+            for i in range(engines)
+        ),
+        *(Identity("env", f"env-{i}", "cpu", size) for i, size in enumerate(sizes)),
+        *(Identity("reward", f"reward-{i}", "cpu", SLOTS_PER_REWARD) for i in range(-(-slots // SLOTS_PER_REWARD))),
+        Identity("trainer", "trainer", TRAINER_NODE, 1, version=0),
+    ]
+
+
+class Load:
+    def __init__(self, plan: LoadPlan) -> None:
+        self.plan = plan
+        self.counts = Counts()
+        self.sockets = Sockets(plan.address, load_client(RunDir(plan.run_dir).keys(1)))
+        self.envs = Environments(self.counts, plan.slots)
+        self._later = Later(plan.seconds)
+        self.trainer = Trainers(self.counts, self._later)
+        self._answers: dict[str, Answer] = {
+            "env": self.envs.answer, "engine": Engines(self.counts, self._later).answer,
+            "trainer": self.trainer.answer, "relay": Relays(self._later).answer,
+            "reward": Rewards(self.counts).answer,
+        }  # fmt: skip
+        self._unwelcome: set[str] = set()
+        self._heartbeat_s = 1.0
+
+    def register(self) -> float:
+        """Connect everybody; seconds from the first connect to the last Welcome."""
+        began_s = time.monotonic()
+        identities = identities_of(self.plan.engines, self.plan.slots)
+        self._unwelcome = {identity.name for identity in identities}
+        self.sockets.connect(identities, self._welcomed)
+        self.drive(lambda: not self._unwelcome, "every worker was welcome")
+        took_s = time.monotonic() - began_s
+        for peer in self.sockets.peers:
+            peer.answer = self._answers[peer.identity.role]
+        self.sockets.beat_every(self._heartbeat_s)
+        trainer = self.sockets.peers[-1]
+        self.trainer.publish(trainer)
+        trainer.read()
+        return took_s
+
+    def _welcomed(self, peer: Peer, message: ms.AnyMessage) -> None:
+        if isinstance(message, ms.Welcome):
+            self._unwelcome.discard(peer.identity.name)
+            self._heartbeat_s = message.heartbeat_s
+
+    def drive(self, is_over: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
+        end_s = time.monotonic() + limit_s
+        while not is_over():
+            self.sockets.serve(PACED_WAIT_S if self.envs.is_paced else WAIT_S)
+            self.envs.ask_due()
+            self._later.do_due()
+            if time.monotonic() > end_s:
+                raise SiteError(f"waited {limit_s:g} s until {what}", "look for the reason in the controller's log")
+
+    def warm_up(self) -> None:
+        """Until the first step is trained and the first trajectories, which all began at once, are over."""
+        plan, counts = self.plan, self.counts
+        self.drive(lambda: self.envs.num_begun >= plan.slots, "all slots were busy")
+        self.drive(lambda: len(counts.installs) == plan.engines, "every engine had weights")
+        self.drive(lambda: counts.commits > 0, "a step was trained")
+        self.drive(lambda: len(counts.latencies_s) > MEAN_TURNS * plan.slots, "the first trajectories were over")
+
+    def pace(self, turns_per_s: float) -> None:
+        """From now on turns begin at this rate; none of those before is left."""
+        self.envs.hold()
+        self.drive(lambda: not self.envs.is_waiting, "the turns under way were answered")
+        self.envs.pace(turns_per_s)
+
+    def measure(self) -> Window:
+        """A window from now on."""
+        self.counts.clear()
+        busy: list[int] = []
+        began_s, controller, load = time.monotonic(), CpuClock(self.plan.controller), CpuClock(os.getpid())
+
+        def is_over() -> bool:
+            busy.append(len(self.envs.slots))
+            return time.monotonic() >= began_s + self.plan.seconds and self._all_installed()
+
+        self.drive(is_over, f"every engine had installed {INSTALLS} versions", self.plan.seconds + LIMIT_S)
+        took_s, turns = time.monotonic() - began_s, len(self.counts.latencies_s)
+        share = sum(busy) / len(busy) / self.plan.slots
+        return window_of(self.counts, self._served(), took_s, controller.cpu(turns), load.cpu(turns), share)
+
+    def _all_installed(self) -> bool:
+        installs = self.counts.installs
+        return len(installs) == self.plan.engines and min(installs.values()) >= INSTALLS
+
+    def _served(self) -> list[int]:
+        """Turns of each engine."""
+        engines = [peer.identity.name for peer in self.sockets.peers if peer.identity.role == "engine"]
+        served = [self.counts.turns[name] for name in engines]
+        if not min(served):
+            what = f"{served.count(0)} of {len(served)} engines served no turn, others up to {max(served)}"
+            raise SiteError(what, "measure more --slots or more --seconds; else the core routes badly")
+        return served
+
+
+def run(plan: LoadPlan) -> LoadFigures:
+    load = Load(plan)
+    register_s = load.register()
+    load.warm_up()
+    saturated = load.measure()
+    load.pace(saturated.turns_per_s / 2)
+    return LoadFigures(len(load.sockets.peers), register_s, saturated, load.measure())

@@ -1,0 +1,32 @@
+"""What the messages of the load carry, and how many turns a trajectory has. Owns sizes; the bytes mean nothing."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from functools import cache
+
+PROMPT_TOKENS, ANSWER_TOKENS = 256, 64
+PROMPT_BYTES, ANSWER_BYTES = 4 * PROMPT_TOKENS, 12 * ANSWER_TOKENS  # an answer: ids, log-probs and versions
+TURN_TOKENS = PROMPT_TOKENS + ANSWER_TOKENS
+FEWEST_TURNS, MEAN_TURNS, MOST_TURNS = 4, 8, 12
+CHARACTERS_PER_TOKEN = 4  # of a transcript
+RECORD_BYTES = (CHARACTERS_PER_TOKEN + 12) * TURN_TOKENS  # of a turn in Ended
+PROMPT = bytes(PROMPT_BYTES)
+_IDS = bytes(4 * ANSWER_TOKENS)
+
+
+def num_turns(trajectory: str) -> int:
+    return FEWEST_TURNS + zlib.crc32(trajectory.encode()) % (MOST_TURNS + 1 - FEWEST_TURNS)
+
+
+@cache
+def answer_of(version: int) -> tuple[bytes, bytes, bytes]:
+    return _IDS, _IDS, struct.pack("<i", version) * ANSWER_TOKENS
+
+
+@cache
+def record_of(turns: int) -> tuple[bytes, ...]:
+    """Frames of Ended: the transcript, then ids, log-probs and versions of all tokens."""
+    tokens = turns * TURN_TOKENS
+    return bytes(CHARACTERS_PER_TOKEN * tokens), *[bytes(4 * tokens)] * 3

@@ -1,0 +1,82 @@
+"""Keys of a task file. Owns their defaults and rules; `config.schema` puts them below `tasks.NAME` of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rollart_hpc.config.fields import key, part
+from rollart_hpc.config.modes import modes_where
+
+AFFINITIES = ("compute", "bandwidth", "any")
+_SPLITTING = modes_where(lambda preset: not preset.install_idle)
+
+
+@dataclass
+class Latency:
+    """A duration drawn from N(mean_s, std_s); a negative draw counts as 0."""
+
+    mean_s: float = key(0.0, "mean in seconds", low=0)
+    std_s: float = key(0.0, "standard deviation in seconds; 0 = always the mean", low=0)
+
+
+@dataclass
+class Trouble:
+    """The same seed brings the same faults."""
+
+    turn_latency: Latency = part(Latency, "delay added to every turn")
+    reset_latency: Latency = part(Latency, "delay added to every reset")
+    reset_failure_rate: float = key(0.0, "probability that a reset raises an exception", low=0, high=1)
+    turn_error_rate: float = key(0.0, "probability that a turn raises an exception", low=0, high=1)
+    crash_rate: float = key(0.0, "probability that the environment's process dies during a turn", low=0, high=1)
+    hang_rate: float = key(0.0, "probability that a turn never returns", low=0, high=1)
+
+
+@dataclass
+class TaskConfig:
+    """One RL task: a file in configs/tasks, or your own."""
+
+    name: str = key("", "name of a task that the run file gives by path; empty = the file's name without its suffix")
+    weight: float = key(
+        1.0, "share of the task's groups in every batch, relative to the other tasks; 0 = never trained on", low=0
+    )
+    affinity: str = key("any", "hardware class whose engines generate for the task", choices=AFFINITIES)
+    split: bool = key(
+        False,
+        "prefill every turn on the compute pool and decode it on the bandwidth pool",
+        rule=f"true needs engine.kind: vllm, mode {_SPLITTING}, and the same tensor_parallel in both pools",
+    )
+    environment: str = key(
+        "",
+        "environment class as package.module:Class, or path/to/file.py:Class relative to the task file",
+        rule="required",
+    )
+    params: dict[str, Any] = key({}, "keyword arguments of the environment class")
+    reward: str = key(
+        "", "reward function as package.module:function, or path/to/file.py:function relative to the task file",
+        rule="required",
+    )  # fmt: skip
+    reward_params: dict[str, Any] = key({}, "keyword arguments of the reward function")
+    max_turns: int = key(16, "maximum turns per trajectory; a longer one is cut off and scored as it is", low=1)
+    max_response_tokens: int = key(64, "maximum sampled tokens per turn", low=1, rule="less than max_tokens")
+    max_tokens: int = key(
+        1024, "maximum tokens per trajectory, prompts and answers; a longer one is cut off and scored as it is", low=2
+    )
+    isolation: str = key(
+        "process",
+        "where an environment runs",
+        choices={
+            "process": "in a process of its own, which can be killed at a timeout",
+            "shared": "in a thread of the env worker: faster, but a crash takes the worker with it",
+        },
+    )
+    reset_timeout_s: float = key(
+        60.0, "seconds after which a reset is aborted; the trajectory is played again", low=0.01
+    )
+    turn_timeout_s: float = key(60.0, "seconds after which a turn is aborted; the trajectory is played again", low=0.01)
+    group_filter: str = key(
+        "none",
+        "complete groups to drop instead of training on them",
+        choices={"none": "keep every group", "same_reward": "drop groups in which all rewards are equal"},
+    )
+    trouble: Trouble = part(Trouble, "faults injected into the environment, for tests and benchmarks")

@@ -1,0 +1,222 @@
+"""The files, nodes and configuration of a development cluster.
+
+Python decides nodes, ports and paths; the templates are in slurm/devcluster. Starts nothing.
+
+Other users can pass through the directory (0711), because jobs of ordinary users need munge's socket, the spool
+directory and the configuration. Keys, state, logs and the database are in `private` (0700).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import socket
+import tomllib
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.files import write_json
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_TEMPLATES = (_PACKAGE / "slurm" / "devcluster", _PACKAGE.parent / "slurm" / "devcluster")  # installed, checkout
+_PORTS = range(20000, 32000)  # below the ephemeral ports of the OS
+_PLAIN = re.compile(r"[A-Za-z0-9/._-]+")  # slurm.conf has no quoting
+_LONGEST_SOCKET = 100  # the kernel allows 108 bytes
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    cpus: int
+    memory_mb: int
+    gpu: str
+    gpus: int
+    port: int
+
+
+@dataclass(frozen=True)
+class ClusterFiles:
+    """The directory of one cluster."""
+
+    path: Path
+
+    @property
+    def conf(self) -> Path:
+        return self.path / "slurm.conf"
+
+    @property
+    def private(self) -> Path:
+        return self.path / "private"
+
+    @property
+    def holder(self) -> Path:
+        """Names the process that holds the cluster's namespaces."""
+        return self.private / "holder.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.private / "log"
+
+    @property
+    def key(self) -> Path:
+        return self.private / "munge.key"
+
+    @property
+    def database(self) -> Path:
+        return self.private / "database"
+
+    @property
+    def database_socket(self) -> Path:
+        return self.private / "database.sock"
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.path / "munge" / "munge.sock"
+
+    @property
+    def spool(self) -> Path:
+        return self.path / "spool"
+
+    @property
+    def tmp(self) -> Path:
+        return self.path / "tmp"
+
+    @property
+    def devices(self) -> Path:
+        return self.path / "dev"
+
+    @property
+    def homes(self) -> Path:
+        return self.path / "home"
+
+
+def default_directory() -> Path:
+    return Path("/tmp") / f"rollart-devcluster-{os.getuid()}"
+
+
+def make_files(path: Path, nodes: list[Node]) -> ClusterFiles:
+    """Make the directories of a new cluster. Refuses a directory that belongs to another user or is not empty."""
+    files = ClusterFiles(path)
+    if not _PLAIN.fullmatch(str(path)):
+        raise UserError(
+            f"slurm.conf can't contain the path {str(path)!r}", "choose a --dir of letters, digits and /._-"
+        )
+    if len(str(files.munge_socket)) > _LONGEST_SOCKET:
+        raise UserError(f"{path} is too long for the path of a socket", "choose a shorter --dir")
+    if path.exists() or path.is_symlink():
+        _refuse_foreign(path)
+    path.mkdir(mode=0o711, parents=True, exist_ok=True)
+    path.chmod(0o711)
+    for directory in (files.private, files.logs, files.private / "state", files.private / "pid"):
+        directory.mkdir(mode=0o700)
+    write_json(files.holder, {})  # marks the directory as a cluster's, even if the start fails
+    for directory in (files.munge_socket.parent, files.spool, files.tmp, files.devices, files.homes):
+        directory.mkdir()
+        directory.chmod(0o755)
+    for node in nodes:
+        (files.spool / node.name).mkdir()
+        (files.spool / node.name).chmod(0o755)
+        (files.tmp / node.name).mkdir()
+        (files.tmp / node.name).chmod(0o1777)
+    return files
+
+
+def _refuse_foreign(path: Path) -> None:
+    found = path.lstat()
+    if path.is_symlink() or not path.is_dir() or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise UserError(f"{path} is not a private directory of yours", "choose another --dir")
+    if any(path.iterdir()):
+        raise UserError(f"{path} is not empty", "choose another --dir, or remove it")
+
+
+def templates() -> Path:
+    for directory in _TEMPLATES:
+        if directory.is_dir():
+            return directory
+    raise SiteError("the installation has no slurm/devcluster", "install rollart-hpc again, or use a checkout")
+
+
+def make_nodes() -> list[Node]:
+    """The nodes of topology.toml, each with a free port."""
+    kinds = tomllib.loads((templates() / "topology.toml").read_text())["nodes"]
+    wanted = [(kind, i) for kind in kinds for i in range(1, kind["count"] + 1)]
+    ports = free_ports(len(wanted))
+    return [
+        Node(f"{kind['prefix']}{i}", kind["cpus"], kind["memory_mb"], kind.get("gpu", ""), kind.get("gpus", 0), port)
+        for (kind, i), port in zip(wanted, ports)
+    ]
+
+
+def free_ports(count: int) -> list[int]:
+    """Unused ports of 127.0.0.1. They are not reserved, so another process may take them first."""
+    found: list[int] = []
+    with ExitStack() as stack:
+        for port in random.sample(_PORTS, len(_PORTS)):
+            if len(found) == count:
+                break
+            probe = stack.enter_context(socket.socket())
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            found.append(port)
+    if len(found) < count:
+        what = f"fewer than {count} free ports in {_PORTS.start}-{_PORTS.stop - 1}"
+        raise SiteError(what, "end some of the processes that listen there")
+    return found
+
+
+def write_configuration(files: ClusterFiles, nodes: list[Node], *, accounting: bool) -> None:
+    """slurm.conf, gres.conf and, with accounting, slurmdbd.conf."""
+    controller_port, database_port = free_ports(2)
+    fields: dict[str, object] = {
+        "host": socket.gethostname(),
+        "controller_port": controller_port,
+        "database_port": database_port,
+        "munge_socket": files.munge_socket,
+        "private": files.private,
+        "spool": files.spool,
+        "tmp": files.tmp,
+        "nodes": "\n".join(_node_line(node) for node in nodes),
+    }
+    fields["accounting"] = _render("accounting-on.conf" if accounting else "accounting-off.conf", fields)
+    _write(files.conf, _render("slurm.conf", fields), 0o644)
+    _write(files.path / "gres.conf", "".join(_gres_line(files, node) for node in nodes if node.gpus), 0o644)
+    _write(files.path / "cgroup.conf", "", 0o644)
+    if accounting:
+        _write(files.path / "slurmdbd.conf", _render("slurmdbd.conf", fields), 0o600)
+
+
+def make_devices(files: ClusterFiles, nodes: list[Node]) -> None:
+    """Fake GPUs: Slurm needs character devices, so each is a copy of /dev/null."""
+    null = os.stat(os.devnull).st_rdev
+    for kind in {(node.gpu, node.gpus) for node in nodes if node.gpus}:
+        for i in range(kind[1]):
+            device = files.devices / f"{kind[0]}_{i}"
+            os.mknod(device, 0o020666, null)
+            device.chmod(0o666)
+
+
+def _node_line(node: Node) -> str:
+    gres = f" Gres=gpu:{node.gpu}:{node.gpus}" if node.gpus else ""
+    return (
+        f"NodeName={node.name} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 Port={node.port} "
+        f"CPUs={node.cpus} RealMemory={node.memory_mb} State=UNKNOWN{gres}"
+    )
+
+
+def _gres_line(files: ClusterFiles, node: Node) -> str:
+    return f"NodeName={node.name} Name=gpu Type={node.gpu} File={files.devices}/{node.gpu}_[0-{node.gpus - 1}]\n"
+
+
+def _render(name: str, fields: dict[str, object]) -> str:
+    return Template((templates() / name).read_text()).substitute(fields)
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    path.write_text(text)
+    path.chmod(mode)

@@ -1,0 +1,90 @@
+"""What the core obeys: the run's numbers under the switches of its mode (`config.modes`). Reads no file."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+from rollart_hpc.config.modes import preset_of
+from rollart_hpc.config.schema import RunConfig
+
+
+@dataclass(frozen=True)
+class TaskRules:
+    weight: float
+    affinity: str = "any"
+    group_filter: str = "none"
+    split: bool = False  # prefill on one pool, decode on the other
+
+
+@dataclass(frozen=True)
+class FlowRules:
+    tasks: dict[str, TaskRules]
+    steps: int
+    groups_per_step: int
+    group_size: int
+    alpha: int = 1
+    redundancy: int = 0
+    redundant_groups: int = 0
+    streaming: bool = True
+    in_order: bool = False  # groups reach the trainer in the order of their admission
+    lockstep: bool = False  # no environment goes on before all have answered
+    rewards_last: bool = False  # nothing is scored before all trajectories of the batch have ended
+    abort_stale: bool = True
+    install_idle: bool = False  # an engine installs only when it holds no trajectories
+    direct: bool = False  # weights go straight into engines
+    collective: str = "gloo"  # between relays, as asked for
+    pools: frozenset[str] = (
+        frozenset()
+    )  # pools that will have engines: at the start their tasks wait instead of falling back
+    seed: int = 0
+    temperature: float = 1.0
+    validation_plays: int = 0
+    validation_every: int = 0
+    validation_temperature: float = 0.0
+    checkpoint_every: int = 0
+    quarantine_after: int = 8
+    reward_retries: int = 3
+    reward_timeout_s: float = 30.0
+
+    def env_seed(self, purpose: str, task: str, index: int) -> int:
+        """Even seeds are for training and odd ones for validation, so no play is ever both."""
+        bits = _hash(f"{self.seed if purpose == 'train' else 'held-out'}/{purpose}/{task}/{index}")
+        return (bits % (1 << 30)) * 2 + (purpose == "validate")
+
+    def sample_seed(self, purpose: str, task: str, index: int, member: int) -> int:
+        return _hash(f"{self.seed}/{purpose}/{task}/{index}/{member}") % (1 << 31)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def rules_of(config: RunConfig) -> FlowRules:
+    """The preset of `config.mode` over the run's numbers."""
+    preset = preset_of(config.mode)
+    flow = replace(config.flow, **preset.forced)
+    return FlowRules(
+        tasks={name: TaskRules(t.weight, t.affinity, t.group_filter, t.split) for name, t in config.tasks.items()},
+        steps=config.steps,
+        groups_per_step=flow.groups_per_step,
+        group_size=flow.group_size,
+        alpha=flow.alpha,
+        redundancy=flow.redundancy,
+        redundant_groups=flow.redundant_groups,
+        streaming=flow.streaming and not config.algorithm.needs_whole_batch,
+        in_order=config.deterministic,
+        **preset.switches,
+        direct=config.weights.transport == "direct",
+        collective=config.weights.collective,
+        pools=frozenset(name for name, pool in config.pools.items() if pool.engines),
+        seed=config.seed,
+        temperature=flow.temperature,
+        validation_plays=config.validation.plays,
+        validation_every=config.validation.every,
+        validation_temperature=config.validation.temperature,
+        checkpoint_every=config.checkpoint.every,
+        quarantine_after=flow.quarantine_after,
+        reward_retries=config.reward.retries,
+        reward_timeout_s=config.reward.timeout_s,
+    )

@@ -1,0 +1,10 @@
+"""The reward that the environment computed itself, for environments adapted from another library."""
+
+from __future__ import annotations
+
+from rollart_hpc.rewards.contract import Score, Transcript
+
+
+def reported(transcript: Transcript) -> Score:
+    """The environment's `outcome()` must hold a number `reward` and a truth value `success`."""
+    return Score(float(transcript.outcome["reward"]), bool(transcript.outcome["success"]))

@@ -1,0 +1,105 @@
+"""Scores transcripts with the tasks' stateless functions, one at a time. Owns the loop of a reward worker.
+
+Any number of workers may run, and any of them may die: an unanswered call goes to another worker. A function that
+exceeds its timeout is interrupted. If it can't be interrupted the process exits and is restarted.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from rollart_hpc.config.objects import resolve
+from rollart_hpc.config.schema import TaskConfig
+from rollart_hpc.errors import DETAIL_CHARS
+from rollart_hpc.observe.trace import Tracer
+from rollart_hpc.rewards.contract import Score, Transcript
+from rollart_hpc.types import Frame
+from rollart_hpc.wire.link import Link
+from rollart_hpc.wire.messages import Scored, ScoreFailed, ScoreWanted, Stop
+
+log = logging.getLogger("rollart_hpc.reward")
+
+
+class Overdue(Exception):
+    pass
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise Overdue in the block after `seconds`. If that has no effect, dump stacks and exit after twice that time."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Overdue(f"took longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    faulthandler.dump_traceback_later(2 * seconds, exit=True)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGALRM, before)
+
+
+class Scorer:
+    """The reward functions of the run, each loaded on first use."""
+
+    def __init__(self, tasks: Mapping[str, TaskConfig], timeout_s: float) -> None:
+        self._tasks = tasks
+        self._timeout_s = timeout_s
+        self._functions: dict[str, Callable[..., Score]] = {}
+        self._traced: set[tuple[str, str]] = set()  # (task, exception) whose traceback has been logged
+
+    def answer(self, wanted: ScoreWanted, frames: list[Frame]) -> Scored | ScoreFailed:
+        start_s = time.monotonic()
+        try:
+            with limited(self._timeout_s):
+                score = self._score(wanted.task, frames[0])
+            reward = float(score.reward)
+            if not math.isfinite(reward):
+                raise ValueError(f"the reward is {reward}, expected a finite number")
+        except Exception as error:  # foreign code: a failed call is data
+            reason = f"{type(error).__name__}: {error}"[:DETAIL_CHARS]
+            kind = wanted.task, type(error).__name__
+            what = "could not score %s of task %s: %s"
+            log.warning(what, wanted.trajectory, wanted.task, reason, exc_info=kind not in self._traced)
+            self._traced.add(kind)
+            return ScoreFailed(wanted.trajectory, wanted.issue, reason)
+        return Scored(wanted.trajectory, wanted.issue, reward, bool(score.success), time.monotonic() - start_s)
+
+    def _score(self, task: str, transcript: Frame) -> Score:
+        config = self._tasks[task]
+        if task not in self._functions:
+            self._functions[task] = resolve(config.reward)
+        params: dict[str, Any] = dict(config.reward_params)
+        return self._functions[task](msgspec.msgpack.decode(transcript, type=Transcript), **params)
+
+
+def serve(link: Link, scorer: Scorer, tracer: Tracer, idle_s: float = math.inf, live_s: float = math.inf) -> bool:
+    """Serve until stopped (returns False), or until it leaves (True): idle for `idle_s`, or running for `live_s`."""
+    end_s = time.monotonic() + live_s
+    while (left_s := min(idle_s, end_s - time.monotonic())) > 0:
+        received = link.recv(left_s if math.isfinite(left_s) else None)
+        if received is None:
+            break
+        message, frames = received
+        tracer.set_offset(link.clock_offset_s)
+        if isinstance(message, Stop):
+            return False
+        if isinstance(message, ScoreWanted):
+            with tracer.timed("reward", task=message.task):
+                answer = scorer.answer(message, frames)
+            link.send(answer)
+    log.info("leaving: no work" if time.monotonic() < end_s else "leaving: lifetime is over")
+    return True

@@ -1,0 +1,132 @@
+"""A sharded transformers causal LM. Owns loading, FSDP2 and the forward to logits; knows no loss.
+
+Every rank's shard is float32; a single rank has nothing to shard and keeps the plain model. With dtype bfloat16, FSDP
+(used even for one rank) computes and exports in bfloat16, while gradients are reduced and the optimizer runs in
+float32. With activation checkpointing, a block keeps only its input and runs again in backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.distributed._composable.checkpoint_activation import checkpoint as recompute
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
+from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.errors import SiteError
+from rollart_hpc.trainers import attention
+from rollart_hpc.trainers.fsdp import lora
+from rollart_hpc.trainers.packing import MicroBatch, pack
+from rollart_hpc.trainers.world import World
+
+
+def load_trained(directory: Path, world: World, config: RunConfig) -> PreTrainedModel:
+    """Loads the model to train."""
+    model = _load(directory)
+    if config.trainer.lora.rank:
+        lora.add_adapters(model, config.trainer.lora, config.seed)
+    if config.trainer.activation_checkpointing:
+        for layer in _layers(model):
+            recompute(layer)
+    return _placed(model, world, config)
+
+
+def load_reference(directory: Path, world: World, config: RunConfig) -> PreTrainedModel:
+    return _placed(_load(directory).requires_grad_(False), world, config)
+
+
+def _load(directory: Path) -> PreTrainedModel:
+    """The model of a Hugging Face directory, without dropout."""
+    disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, attn_implementation=attention.register(), local_files_only=True
+        )
+    except (OSError, ValueError, KeyError) as error:
+        what = str(error).splitlines()[0][:300]
+        raise SiteError(f"can't train {directory}: {what}", "check model.path") from None
+    return model.eval()
+
+
+def _placed(model: PreTrainedModel, world: World, config: RunConfig) -> PreTrainedModel:
+    """Puts the model on the ranks' devices and runs one forward: an untrainable model fails before anything starts."""
+    dtype = getattr(torch, config.trainer.dtype)
+    if world.size > 1 or dtype != torch.float32:
+        _shard(model, world, dtype)
+    else:
+        model.to(world.device)
+    with torch.no_grad():
+        sampled_logits(model, pack([], [], world.device))
+    reshard(model)
+    return model
+
+
+def is_sharded(model: PreTrainedModel) -> bool:
+    return isinstance(model, FSDPModule)
+
+
+def reshard(model: PreTrainedModel) -> None:
+    """Call after forwards without a backward: FSDP keeps the root's weights gathered until then."""
+    if is_sharded(model):
+        model.reshard()
+
+
+def _shard(model: PreTrainedModel, world: World, dtype: torch.dtype) -> None:
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    policy = MixedPrecisionPolicy()
+    if dtype != torch.float32:
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for layer in _layers(model):
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # losses are sums: gradients add up over ranks
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The repeated blocks. Embeddings and head stay in the root's shard, where tied ones are one parameter."""
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def sampled_logits(model: PreTrainedModel, micro: MicroBatch) -> torch.Tensor:
+    """Logits [sampled, vocabulary], only where tokens were sampled.
+
+    An empty micro-batch has one row, which must be ignored.
+    """
+    keep = micro.keep if micro.num_sampled else torch.zeros(1, dtype=torch.long, device=micro.ids.device)
+    output = model(
+        input_ids=micro.ids,
+        position_ids=micro.positions,
+        use_cache=False,
+        logits_to_keep=keep,
+        sample_lengths=micro.lengths,
+    )
+    logits: torch.Tensor = output.logits[0]
+    return logits
+
+
+def named_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors of the model with Hugging Face names: parameters (tied ones once) and persistent buffers."""
+    yield from model.named_parameters()
+    kept = model.state_dict().keys()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
+
+
+def full_tensors(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """Gathers one tensor at a time. It may share memory with the live weights: copy it if you keep it."""
+    for name, full in lora.merged(model, named_tensors(model)):
+        yield name, full.to(dtype) if full.is_floating_point() else full
+
+
+def saved_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a checkpoint: the adapters if there are any, else all."""
+    has_adapters = bool(lora.adapted(model))
+    return ((name, tensor) for name, tensor in named_tensors(model) if not has_adapters or lora.is_adapter(name))

@@ -1,0 +1,90 @@
+"""A reward worker process against a scripted controller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rollart_hpc.config.schema import RewardConfig, RunConfig, TaskConfig
+from rollart_hpc.rewards.service import Scorer
+from rollart_hpc.wire.messages import Bye, Scored, ScoreFailed, ScoreWanted, Stop
+from tests.roles.scripted import PATIENCE_S, Scripted
+
+FUNCTION = str(Path(__file__).with_name("rewarding.py")) + ":length"
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Scripted]:
+    tasks = {
+        "good": TaskConfig(name="good", reward=FUNCTION, reward_params={"scale": 0.5}),
+        "other": TaskConfig(name="other", reward=FUNCTION),
+        "missing": TaskConfig(name="missing", reward="no_such_module_here:f"),
+    }
+    config = RunConfig(tasks=tasks, reward=RewardConfig(slots=7, timeout_s=2.0))
+    scripted = Scripted(tmp_path / "run", config)
+    scripted.start("reward")
+    yield scripted
+    scripted.close()
+
+
+def ask(worker: Scripted, trajectory: str, task: str = "good", deed: str = "") -> None:
+    transcript = {"task": task, "turns": [["look", "left"], ["wall", "up"]], "outcome": {"deed": deed}}
+    worker.send(ScoreWanted(trajectory, 3, task), msgspec.msgpack.encode(transcript))
+
+
+def test_scores_failures_and_the_end(worker: Scripted) -> None:
+    hello = worker.members.alive["worker-0"]
+    assert (hello.role, hello.capacity) == ("reward", 7)
+    ask(worker, "a")
+    ask(worker, "b", "other")
+    scored, _ = worker.expect(Scored, trajectory="a")
+    assert (scored.issue, scored.reward, scored.success) == (3, 3.0, True) and scored.seconds >= 0
+    scored, _ = worker.expect(Scored, trajectory="b")
+    assert (scored.reward, scored.success) == (6.0, False)
+    reasons = {
+        "raise": "RuntimeError: told to", "sleep": "longer than 2 s", "spin": "longer than 2 s",
+        "nan": "the reward is nan", "none": "NoneType",
+    }  # fmt: skip
+    for deed in reasons:
+        ask(worker, deed, deed=deed)
+    for deed, reason in reasons.items():
+        failed, _ = worker.expect(ScoreFailed, trajectory=deed)
+        assert failed.issue == 3 and reason in failed.reason
+    ask(worker, "c", "missing")
+    assert "no module" in worker.expect(ScoreFailed, trajectory="c")[0].reason
+    ask(worker, "d", "unknown")
+    assert "unknown" in worker.expect(ScoreFailed, trajectory="d")[0].reason
+    worker.send(ScoreWanted("e", 1, "good"), b"\xc1 garbage")
+    worker.send(ScoreWanted("f", 1, "good"))
+    for trajectory in "ef":
+        worker.expect(ScoreFailed, trajectory=trajectory)
+    ask(worker, "g")
+    assert worker.expect(Scored, trajectory="g")[0].reward == 3.0
+    worker.send(Stop("done"))
+    worker.expect(Bye)
+    assert worker.processes[0].wait(PATIENCE_S) == 0
+    assert '"reward"' in worker.run.trace_part(worker.attempt, "worker-0").read_text()
+
+
+def test_the_traceback_of_a_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    scorer = Scorer({"good": TaskConfig(name="good", reward=FUNCTION)}, timeout_s=60.0)
+    transcript = msgspec.msgpack.encode({"task": "good", "turns": [], "outcome": {"deed": "raise"}})
+    for trajectory in "ab":
+        assert isinstance(scorer.answer(ScoreWanted(trajectory, 1, "good"), [transcript]), ScoreFailed)
+    assert caplog.text.count("RuntimeError: told to\nTraceback") == caplog.text.count("rewarding.py") == 1
+    assert len(caplog.records) == 2
+
+
+def test_function_that_can_not_be_interrupted_ends_the_process(worker: Scripted) -> None:
+    ask(worker, "a", deed="stuck")
+    assert worker.processes[0].wait(PATIENCE_S) == 1
+
+
+def test_a_worker_without_work_leaves(worker: Scripted) -> None:
+    worker.start("reward", "--idle-s=0.5", name="guest")
+    ask(worker, "a")  # to the other one, which stays
+    worker.expect(Bye)
+    assert worker.processes[1].wait(PATIENCE_S) == 0 and worker.processes[0].poll() is None
