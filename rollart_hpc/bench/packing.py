@@ -113,14 +113,8 @@ def _within(longest: int, length: float) -> int:
 def table(settings: Settings, rows: list[Row]) -> str:
     tokens, longest = settings.microbatch_tokens, settings.longest
     lines = [
-<<<<<<< HEAD
-        f"{settings.groups} groups of {settings.group_size}, samples of up to {longest} tokens,"
-        f" micro-batches of {tokens};"
-        f" worst order of arrival of: {', '.join(ORDERS)}",
-=======
         f"{settings.groups} groups of {settings.group_size}, up to {longest} tokens a sample, {tokens} a micro-batch"
         f"; worst order of arrival of: {', '.join(ORDERS)}",
->>>>>>> trainer-input
         f"{'workload':<14}{'ranks':>6}{'by group':>10}{'streamed':>10}{'whole':>7}{'ratio':>7}{'early':>7}"
         f"{'micro-batches':>15}",
     ]
