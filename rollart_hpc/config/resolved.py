@@ -6,6 +6,7 @@ back needs neither OmegaConf nor the packaged files, so that a role starts fast.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,8 +35,24 @@ def read_site(path: Path) -> SiteConfig:
 
 def _read(path: Path, schema: type[Config]) -> Config:
     try:
-        return msgspec.yaml.decode(path.read_bytes(), type=schema)
+        raw = msgspec.yaml.decode(path.read_bytes())
+        config = msgspec.convert(raw, schema)
     except FileNotFoundError:
         raise UserError(f"{path.parent} is not a run directory: it has no {path.name}", "correct the path") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SiteError(f"{path} is damaged: {error}", "restore it from a backup, or start a new run") from None
+    unknown = list(_unknown(raw, msgspec.to_builtins(config)))
+    if unknown:
+        what = f"{path} has keys that this version does not know: {', '.join(unknown)}"
+        raise UserError(what, "resume with the version that created the run, or rename the keys (`rollart-hpc keys`)")
+    return config
+
+
+def _unknown(raw: object, known: object, prefix: str = "") -> Iterator[str]:
+    """Keys in the file that were not read: a setting must not be dropped silently."""
+    if isinstance(raw, dict) and isinstance(known, dict):
+        for key, value in raw.items():
+            if key not in known:
+                yield f"{prefix}{key}"
+            else:
+                yield from _unknown(value, known[key], f"{prefix}{key}.")

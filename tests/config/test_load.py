@@ -225,6 +225,9 @@ def test_the_resolved_file_is_all_that_is_needed(write: Write, tmp_path: Path) -
     path = tmp_path / "config.yaml"
     write_resolved(path, config)
     assert read_resolved(path) == config
+    path.write_text(path.read_text().replace("\ntrainer:\n", "\ntrainer:\n  megatron: {tensor_parallel: 2}\n"))
+    with pytest.raises(UserError, match=r"does not know: trainer\.megatron"):
+        read_resolved(path)
     assert path.stat().st_mode & 0o777 == 0o600
 
 
