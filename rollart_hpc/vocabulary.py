@@ -1,8 +1,8 @@
 """The closed vocabularies of a run: exit codes, states, drop reasons, events. Owns the words and their properties.
 
-Each word has its meaning next to it; `make docs` prints the tables of docs/runs.md from here. Files and messages
-contain the words as written here, so changing one makes older run directories unreadable: add words instead.
-Does not know who uses a word, and imports nothing from the package.
+Each word has its meaning next to it. `make docs` generates the tables of docs/runs.md from them. Files and messages
+contain the words, so changing a word makes older run directories unreadable: add a new one instead. Does not know who
+uses a word, and imports nothing from the package.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 from typing import Self
 
-DONE = "done"  # the end of a play that did not fail; every other end is a DropReason
+DONE = "done"  # how a play ended, if it did not fail; every other outcome is a DropReason
 
 
 class ExitCode(IntEnum):
@@ -25,11 +25,11 @@ class ExitCode(IntEnum):
         return self
 
     OK = 0, "success"
-    CRASHED = 1, "a process of the run failed in an unexpected way; its log has a traceback"
+    CRASHED = 1, "a process of the run failed unexpectedly; its log has a traceback"
     USER = 2, "the request is wrong: a bad configuration, a missing file, an existing directory"
-    ENVIRONMENT = 3, "a problem of the machine or the cluster, or the run failed"
+    ENVIRONMENT = 3, "a problem with the machine or the cluster, or the run failed"
     LINK_LOST = 4, "a process of the run lost the controller; the supervisor restarts it"
-    DRAINED = 5, "the run was ended before its last step and can be resumed"
+    DRAINED = 5, "the run ended before its last step and can be resumed"
     INTERRUPTED = 130, "interrupted by Ctrl-C"
 
 
@@ -46,10 +46,10 @@ class _Word(StrEnum):
 
 
 class RunState(StrEnum):
-    """How a run is doing: in status.json, supervisor.json and jobs.jsonl, and as `status` prints it."""
+    """The state of a run, in status.json, supervisor.json and jobs.jsonl, and in the output of `status`."""
 
     meaning: str
-    exit_code: ExitCode | None  # of a run that ended in this state; None: the run is not over
+    exit_code: ExitCode | None  # None: a run in this state is not over
 
     def __new__(cls, word: str, meaning: str = "", exit_code: ExitCode | None = None) -> Self:
         self = str.__new__(cls, word)
@@ -59,14 +59,14 @@ class RunState(StrEnum):
 
     UNKNOWN = "unknown", "there is no status file, or it can't be read"
     PREPARING = "preparing", "the base model is being made or copied"
-    PENDING = "pending", "its job is waiting in the queue of the cluster"
+    PENDING = "pending", "its job is waiting in the cluster's queue"
     STARTING = "starting", "processes are starting; no engine has weights yet"
     RUNNING = "running", "generating and training"
     REQUEUED = "requeued", "its job has ended and is back in the queue; Slurm will restart it"
     FINISHED = "finished", "all steps are done", ExitCode.OK
     DRAINED = "drained", "ended early; can be resumed from its newest checkpoint", ExitCode.DRAINED
     CANCELLED = "cancelled", "ended by `rollart-hpc cancel` or `scancel`; can be resumed", ExitCode.DRAINED
-    FAILED = "failed", "ended by an error, given as the reason; can be resumed", ExitCode.ENVIRONMENT
+    FAILED = "failed", "ended by an error, which is shown as the reason; can be resumed", ExitCode.ENVIRONMENT
     KILLED = "killed", "its supervisor died without recording why; can be resumed", ExitCode.ENVIRONMENT
 
     @property
@@ -90,8 +90,8 @@ class ProcessState(_Word):
 class DropReason(_Word):
     """Why a trajectory, or an answer about one, was not used. The keys of `dropped` in the status."""
 
-    SURPLUS = "surplus", "a redundant trajectory of a group that was complete"
-    GROUP_STALE = "group_stale", "its group was too old for every later step"
+    SURPLUS = "surplus", "a redundant trajectory of a group that was already complete"
+    GROUP_STALE = "group_stale", "its group was too stale for any later step"
     GROUP_FILTERED = "group_filtered", "the task's `group_filter` rejected its group"
     GROUP_FAILED = "group_failed", "its group failed too often"
     QUARANTINED = "quarantined", "its task failed too often"
@@ -133,18 +133,18 @@ _DROP_REASONS: dict[str, DropReason] = {reason.value: reason for reason in DropR
 
 
 class LineKind(_Word):
-    """What a line of metrics.jsonl is (`kind`)."""
+    """The kind of a line in metrics.jsonl (`kind`)."""
 
     STEP = "step", "an optimizer step"
-    VALIDATION = "validation", "the score of a task in a validation"
-    EVENT = "event", "something that happened, named by `what`"
+    VALIDATION = "validation", "a task's score in a validation"
+    EVENT = "event", "an event; `what` names it"
 
 
 class EventKind(_Word):
-    """What happened, in a line of metrics.jsonl whose kind is `event` (`what`)."""
+    """The events in metrics.jsonl: `what`, in lines whose kind is `event`."""
 
     WORKER_JOINED = "worker_joined", "a process has joined the run"
-    WORKER_LOST = "worker_lost", "a process is lost or silent"
+    WORKER_LOST = "worker_lost", "a process was lost or is silent"
     WORKER_LEFT = "worker_left", "a process left because it was idle"
     RUNNING = "running", "the first engine has weights"
     CHECKPOINT = "checkpoint", "a checkpoint was committed; `name` is its version"

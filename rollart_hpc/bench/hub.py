@@ -1,8 +1,8 @@
-"""What the controller costs at any size. Owns the measurement; the controller is the real one.
+"""Measures the cost of the controller as the cluster grows. Owns the measurement; the controller is the real one.
 
-A real controller process (hub with CURVE, members, core, journal) serves load workers of another process that talk and
-do nothing else (`bench.load`): what is measured is the control plane alone. The run is a whole one. Groups complete,
-are scored, trained and committed, and each version is installed on every engine.
+A real controller process (hub with CURVE, members, core, journal) serves simulated workers in another process
+(`bench.load`). They exchange messages and do no work, so only the control plane is measured. The run is complete:
+groups are finished, scored, trained and committed, and every engine installs each version.
 """
 
 from __future__ import annotations
@@ -35,61 +35,62 @@ from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire.keys import make_keys
 
 GROUP_SIZE = 10
-# They size the batch. A trainer takes groups as they complete, so versions come as fast as turns do.
+# These set the batch size. The trainer takes groups as they complete, so the rate of turns sets the rate of versions.
 NOMINAL_TURNS_PER_S, VERSIONS_PER_WINDOW = 12_000, 7
-SHARE_OF_SLOTS = 16  # a batch has at least one trajectory for so many slots
+SHARE_OF_SLOTS = 16  # a batch has at least one trajectory per this many slots
 USED_UP = 0.9
 ENGINES, SLOTS = 100, 10_000
 DEFAULT = ((2, SLOTS), (16, SLOTS), (ENGINES, SLOTS), (500, SLOTS), (2500, SLOTS), (ENGINES, 100), (ENGINES, 1000))
 PAYLOAD = (
-    f"A turn: {payloads.PROMPT_BYTES} B of prompt to the engine, {payloads.ANSWER_TOKENS} tokens with log-probs and"
-    f" versions ({payloads.ANSWER_BYTES} B) back. A trajectory: {payloads.FEWEST_TURNS} to {payloads.MOST_TURNS}"
-    f" turns, then transcript and token record, {payloads.RECORD_BYTES} B a turn, for reward and trainer. Groups of"
-    f" {GROUP_SIZE}. All of it encrypted (CURVE). Up to {driver.SLOTS_PER_ENV} slots an env worker and"
-    f" {driver.SLOTS_PER_REWARD} a reward worker; {driver.ENGINES_PER_NODE} engines and a relay a node. Publishing a"
-    f" version, each transfer and each install take {workers.WEIGHTS[0]:.0%} to {workers.WEIGHTS[1]:.0%} of a window."
+    f"Each turn sends a prompt of {payloads.PROMPT_BYTES} B to the engine and returns {payloads.ANSWER_TOKENS} tokens"
+    f" with log-probs and versions ({payloads.ANSWER_BYTES} B). Each trajectory has {payloads.FEWEST_TURNS} to"
+    f" {payloads.MOST_TURNS} turns, then sends its transcript and token record ({payloads.RECORD_BYTES} B per turn) to"
+    f" reward and trainer. Groups have {GROUP_SIZE} trajectories. All traffic is encrypted (CURVE). An env worker has"
+    f" up to {driver.SLOTS_PER_ENV} slots, a reward worker {driver.SLOTS_PER_REWARD}. Each node has up to"
+    f" {driver.ENGINES_PER_NODE} engines and a relay. Publishing a version, each transfer and each install take"
+    f" {workers.WEIGHTS[0]:.0%} to {workers.WEIGHTS[1]:.0%} of a window."
 )
 
 
 class Row(msgspec.Struct):
-    """`turns_per_s` and `cpu_us_per_turn` (of the controller) with all slots asking without pause; `p99_ms` at half
-    that rate, for without pause it only says how many slots there are (`p99_saturated_ms`)."""
+    """`turns_per_s` and `cpu_us_per_turn` (of the controller) are measured with every slot asking without a pause.
+    `p99_ms` is measured at half that rate: at full rate (`p99_saturated_ms`) it only reflects the number of slots."""
 
     engines: int
     slots: int
     workers: int  # sockets
     alpha: int
-    batch: int  # trajectories of a step
+    batch: int  # trajectories per step
     turns_per_s: float
     cpu_us_per_turn: float
     p99_ms: float
     p99_saturated_ms: float
     register_s: float
-    bound_by: str  # what was used up in the saturated window: see `bound_by`
+    bound_by: str  # the bottleneck in the saturated window: see `bound_by`
     saturated: Window
     paced: Window
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`sizes`: engines and slots of each row."""
+    """`sizes` are the engines and slots of each row."""
 
     sizes: tuple[tuple[int, int], ...] = DEFAULT
     seconds: float = 10.0
 
     def __post_init__(self) -> None:
         if not self.sizes:
-            raise UserError("no sizes: nothing would be measured", "name at least one number of engines and slots")
+            raise UserError("there is no size to measure", "give at least one number of engines and one of slots")
         for engines, slots in self.sizes:
             if engines < 1 or slots < engines:
-                what = f"{engines} engines and {slots} slots: not every engine would serve turns"
-                raise UserError(what, "take at least one engine, and at least as many slots as engines")
+                what = f"{engines} engines and {slots} slots: some engines would get no turns"
+                raise UserError(what, "use at least one engine, and at least as many slots as engines")
         if self.seconds <= 0:
-            raise UserError(f"seconds = {self.seconds}: nothing would be measured", "take more than 0")
+            raise UserError(f"seconds = {self.seconds} is too short to measure anything", "use more than 0")
 
 
 def sizes_of(engines: list[int] | None, slots: list[int] | None) -> tuple[tuple[int, int], ...]:
-    """Each number of engines with each number of slots; without any, the default table."""
+    """Every combination of engines and slots. Without either, the default sizes."""
     if not engines and not slots:
         return DEFAULT
     return tuple((num, size) for num in engines or [ENGINES] for size in slots or [SLOTS])
@@ -101,15 +102,15 @@ def bench_hub(settings: Settings, say: Callable[[str], None]) -> list[Row]:
         with tempfile.TemporaryDirectory(prefix="rollart-bench-") as scratch:
             rows.append(_measure(RunDir(Path(scratch) / "run"), engines, slots, settings.seconds))
         row = rows[-1]
-        speed = f"{row.turns_per_s:.0f} turns/s, {row.cpu_us_per_turn:.0f} us of the controller's CPU each"
+        speed = f"{row.turns_per_s:.0f} turns/s, {row.cpu_us_per_turn:.0f} us of controller CPU per turn"
         say(f"  {engines} engines, {slots} slots: {speed}")
     return rows
 
 
 def flow_of(slots: int, seconds: float) -> FlowConfig:
-    """A batch small enough for some versions a window, and a staleness bound that lets trajectories live so long.
+    """A batch small enough for several versions per window, and a staleness bound that drops no trajectory.
 
-    A trajectory lives for slots / batch steps on average, and the longest in a group for half as long again.
+    A trajectory lasts slots / batch steps on average. The longest one in a group lasts half as long again.
     """
     nominal = NOMINAL_TURNS_PER_S * seconds / VERSIONS_PER_WINDOW / payloads.MEAN_TURNS
     groups = -(-max(int(nominal), slots // SHARE_OF_SLOTS) // GROUP_SIZE)
@@ -160,7 +161,7 @@ def _row(engines: int, slots: int, flow: FlowConfig, told: driver.LoadFigures) -
 
 
 def bound_by(window: Window) -> str:
-    """The Python thread that had no rest; or all cores; or none of these: it waited for something else."""
+    """The bottleneck: the Python thread that was never idle, or all cores, or `-` if it was neither."""
     if max(window.controller.main_share, window.load.main_share) >= USED_UP:
         return "controller" if window.controller.main_share >= window.load.main_share else "load"
     cores = len(os.sched_getaffinity(0))
@@ -187,14 +188,14 @@ def _controller(run: RunDir) -> Iterator[tuple[int, str]]:
 
 def table(rows: list[Row]) -> str:
     head = f"{'engines':>8}{'slots':>8}{'workers':>9}{'register':>10}{'turns/s':>9}{'CPU/turn':>10}{'p99 half':>10}"
-    lines = [PAYLOAD, f"{head}{'p99 full':>10}{'versions':>9}{'groups':>8}{'turns an engine':>17}{'bound by':>12}"]
+    lines = [PAYLOAD, f"{head}{'p99 full':>10}{'versions':>9}{'groups':>8}{'turns per engine':>18}{'bound by':>12}"]
     for row in rows:
         full = row.saturated
         share = f"{full.fewest_turns}-{full.most_turns}"
         lines.append(
             f"{row.engines:>8}{row.slots:>8}{row.workers:>9}{row.register_s:>8.1f} s{row.turns_per_s:>9.0f}"
             f"{row.cpu_us_per_turn:>7.0f} us{row.p99_ms:>7.1f} ms{row.p99_saturated_ms:>7.0f} ms{full.versions:>9}"
-            f"{full.groups:>8}{share:>17}{row.bound_by:>12}"
+            f"{full.groups:>8}{share:>18}{row.bound_by:>12}"
         )
     return "\n".join(lines)
 

@@ -1,5 +1,5 @@
-"""How full the trainer's ranks are by plan, streamed against the whole batch. Owns the workloads; the plans are the
-trainer's own (`trainers.planning`, `trainers.merging`). Nothing is trained: efficiencies are counted, not timed."""
+"""Compares the packing of streamed groups with the packing of a whole batch. Owns the workloads; the plans are the real
+ones (`trainers.planning`, `trainers.merging`). Nothing is trained: efficiencies are computed from plans, not timed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollart_hpc.errors import UserError
 from rollart_hpc.trainers.merging import Balanced
 from rollart_hpc.trainers.planning import Planner
 
-EVEN_TOKENS = 50_000  # about that of Qwen3-8B (`trainers.flops`)
+EVEN_TOKENS = 50_000  # about the value for Qwen3-8B (`trainers.flops`)
 
 Groups = list[list[int]]
 
@@ -32,16 +32,16 @@ ORDERS: dict[str, Callable[[Groups], Groups]] = {
 
 
 class Row(msgspec.Struct):
-    """Share of the ranks' time in which they have work, by plan. `streamed` is the worst of all orders of arrival, with
-    `early` the share of the work trained before the last group came, in that order."""
+    """Planned share of time that ranks are busy. `streamed` is the worst order of arrival. `early` is the share of the
+    work trained before the last group arrives, in that order."""
 
     workload: str
     ranks: int
-    by_group: float  # every group packed by itself
+    by_group: float  # every group packed separately
     streamed: float
     whole: float
     early: float
-    micro_batches: int  # of a rank, streamed
+    micro_batches: int  # per rank, streamed
     micro_batches_whole: int
 
 
@@ -56,7 +56,7 @@ class Settings:
     def __post_init__(self) -> None:
         numbers = (*self.ranks, self.groups, self.group_size, self.microbatch_tokens, self.longest)
         if not self.ranks or min(numbers) < 1:
-            raise UserError(f"{self}: nothing can be planned", "take numbers of 1 or more")
+            raise UserError(f"{self} is not a valid workload", "use numbers of 1 or more")
 
 
 def bench_packing(settings: Settings, say: Callable[[str], None]) -> list[Row]:
@@ -86,7 +86,7 @@ def _measure(workload: str, planner: Planner, groups: Groups, longest: int) -> R
 
 
 def _streamed(planner: Planner, groups: Groups, longest: int) -> tuple[Balanced, float]:
-    """A trainer that looks at what waits after every group. And the share of the work that was trained early."""
+    """Stream the groups and train slots as they become ready. Also returns the share of work trained early."""
     waiting = Balanced(planner, longest=longest)
     trained: list[int] = []
     for group in groups[:-1]:
@@ -113,8 +113,8 @@ def _within(longest: int, length: float) -> int:
 def table(settings: Settings, rows: list[Row]) -> str:
     tokens, longest = settings.microbatch_tokens, settings.longest
     lines = [
-        f"{settings.groups} groups of {settings.group_size}, up to {longest} tokens a sample, {tokens} a micro-batch"
-        f"; worst order of arrival of: {', '.join(ORDERS)}",
+        f"{settings.groups} groups of {settings.group_size}, up to {longest} tokens per sample, "
+        f"{tokens} per micro-batch; streamed is the worst of these orders of arrival: {', '.join(ORDERS)}",
         f"{'workload':<14}{'ranks':>6}{'by group':>10}{'streamed':>10}{'whole':>7}{'ratio':>7}{'early':>7}"
         f"{'micro-batches':>15}",
     ]

@@ -1,8 +1,8 @@
-"""The modes of a run as one table. Owns which modes exist and what each does; reads no configuration.
+"""The table of modes. Owns which modes exist and what each one does; reads no configuration.
 
 The core (`flow.rules`), the rules between keys (`config.rules`), the help of keys, the pages in docs and the fault
-tests read this table and nothing else: to add or change a mode, change a row. A switch of the core that is new
-becomes a field here, a name in `_SWITCHES` and a field of the core's settings.
+tests all read this table, so adding or changing a mode means editing one row. A new switch of the core needs a field
+here, a name in `_SWITCHES` and a field in the core's settings.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Preset:
     mode: Mode
     help: str
     alpha: int | None = None  # staleness bound; None: the run's flow.alpha
-    lockstep: bool = False  # no environment advances before every trajectory has its answer
-    rewards_last: bool = False  # nothing is scored before every trajectory of the batch has ended
+    lockstep: bool = False  # environments advance only when every trajectory has its answer
+    rewards_last: bool = False  # scoring starts only when every trajectory of the batch has ended
     install_idle: bool = False  # an engine installs weights only when it has no unfinished trajectory
-    abort_stale: bool = False  # a group is dropped as soon as it is too stale; otherwise when it is complete
-    streaming: bool = False  # flow.streaming counts
-    redundancy: bool = False  # flow.redundancy and flow.redundant_groups count
+    abort_stale: bool = False  # drop a group as soon as it is too stale; otherwise once it is complete
+    streaming: bool = False  # flow.streaming applies
+    redundancy: bool = False  # flow.redundancy and flow.redundant_groups apply
 
     @property
     def bound(self) -> str:
-        """The staleness bound in words."""
+        """The staleness bound as text."""
         return "flow.alpha" if self.alpha is None else str(self.alpha)
 
     @property
@@ -49,12 +49,12 @@ class Preset:
 
     @property
     def switches(self) -> dict[str, bool]:
-        """What the core obeys as it stands here."""
+        """The switches that the core takes unchanged."""
         return {name: getattr(self, name) for name in _SWITCHES}
 
     @property
     def forced(self) -> dict[str, Any]:
-        """Keys below `flow` whose value is the mode's, whatever the run says."""
+        """Keys below `flow` whose values the mode sets, regardless of the configuration."""
         fixed: dict[str, Any] = {} if self.alpha is None else {"alpha": self.alpha}
         if not self.streaming:
             fixed["streaming"] = False
@@ -68,7 +68,7 @@ PRESETS: dict[Mode, Preset] = {
     for preset in (
         Preset(
             Mode.SYNC,
-            "environments advance in lockstep; rewards are computed after the last one has ended",
+            "environments advance in lockstep; scoring starts when the last trajectory has ended",
             alpha=0,
             lockstep=True,
             rewards_last=True,
@@ -76,23 +76,23 @@ PRESETS: dict[Mode, Preset] = {
         ),
         Preset(
             Mode.SYNC_PLUS,
-            "every trajectory advances on its own and is scored as soon as it ends",
+            "trajectories advance independently; each is scored as soon as it ends",
             alpha=0,
             install_idle=True,
         ),
         Preset(
             Mode.ONE_OFF,
-            "as sync_plus, but generation goes on during training; engines install weights between trajectories",
+            "like sync_plus, but generation continues during training; engines install weights between trajectories",
             alpha=1,
             install_idle=True,
         ),
         Preset(
             Mode.AREAL,
-            "engines install weights in mid-request; a group that has become too stale is dropped when it is complete",
+            "engines install weights during requests; a group that is too stale is dropped once it is complete",
         ),
         Preset(
             Mode.ROLLART,
-            "as areal, but a group that has become too stale is aborted at any turn; streaming and redundancy",
+            "like areal, but a group is aborted as soon as it is too stale; allows streaming and redundancy",
             abort_stale=True,
             streaming=True,
             redundancy=True,
@@ -106,12 +106,12 @@ def preset_of(mode: str) -> Preset:
 
 
 def modes_where(holds: Callable[[Preset], bool]) -> str:
-    """The modes of which something holds, as prose: `sync, sync_plus or one_off`."""
+    """The modes for which `holds` is true, as prose: `sync, sync_plus or one_off`."""
     return join_words((preset.mode for preset in PRESETS.values() if holds(preset)), "or")
 
 
 def fixed_alphas() -> str:
-    """The staleness bounds that are not the run's to choose, as prose: `0 in sync and sync_plus, 1 in one_off`."""
+    """The staleness bounds that a mode sets, as prose: `0 in sync and sync_plus, 1 in one_off`."""
     by_alpha: dict[int, list[str]] = {}
     for preset in PRESETS.values():
         if preset.alpha is not None:

@@ -1,4 +1,4 @@
-"""From chunks on the wire to groups that can be trained. Owns their order and how frames are cut; knows no trainer."""
+"""Turns chunks from the wire into groups to train. Owns chunk order and the layout of frames; knows no trainer."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Part = tuple[Chunk, list[Frame]]
 
 
 class Inbox:
-    """Chunks of one batch that rank 0 has received and not yet taken up, in their order."""
+    """Chunks of one batch that rank 0 has received but not yet trained, in order."""
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
-        self._next_index = 0  # 0: no batch is under way
+        self._next_index = 0  # 0: no batch has started
 
     def put(self, chunk: Chunk, frames: list[Frame]) -> bool:
-        """False for the rest of a batch that was given up. A first chunk begins the batch anew."""
+        """Add a chunk; False if its batch was abandoned. A first chunk starts the batch again."""
         if chunk.index == 0:
             self.clear()
         elif self._next_index == 0:
             return False
         if chunk.index != self._next_index:
-            raise SiteError(f"step {chunk.step}: chunk {chunk.index} came, {self._next_index} was expected")
+            raise SiteError(f"step {chunk.step}: received chunk {chunk.index}, expected {self._next_index}")
         self._parts.append((chunk, frames))
         self._next_index = 0 if chunk.last else chunk.index + 1
         return True
@@ -39,7 +39,7 @@ class Inbox:
         return bool(self._parts) and self._parts[-1][0].last
 
     def take(self) -> Part | None:
-        """All of them as one, numbered as the first."""
+        """Remove all chunks and return them as one, with the index of the first."""
         if not self._parts:
             return None
         first, last = self._parts[0][0], self._parts[-1][0]
@@ -49,12 +49,12 @@ class Inbox:
         return Chunk(first.step, first.index, items, last.last), frames
 
     def clear(self) -> None:
-        """The batch is given up."""
+        """Abandon the batch."""
         self._parts, self._next_index = [], 0
 
 
 def groups_of(chunk: Chunk, frames: list[Frame]) -> list[TrainGroup]:
-    """Whole groups in the order in which they first appear. Arrays are views of the frames."""
+    """Complete groups, in order of first appearance. Arrays are views of the frames."""
     if len(frames) != _FRAMES_PER_ITEM * len(chunk.items):
         raise SiteError(f"chunk {chunk.index} of step {chunk.step}: {len(frames)} frames for {len(chunk.items)} items")
     groups: dict[int, TrainGroup] = {}

@@ -1,8 +1,8 @@
-"""How a sample's operations grow with its length. Owns the count from a model's config.json; loads no model.
+"""How the cost of a sample grows with its length. Computes it from a model's config.json; loads no model.
 
-A forward of n tokens takes 2 * P * n operations in linear layers (P: their parameters that a token meets) and, with
-causal attention, 2 * Q * n * n in its L layers together (Q: width of all queries of all layers). Backward and
-recomputation multiply both alike. They are even at n = P / Q tokens: 50,000 for Qwen3-8B.
+A forward pass over n tokens takes 2 * P * n operations in linear layers, where P is the number of parameters that each
+token uses. Causal attention takes 2 * Q * n * n, where Q is the width of the queries, summed over layers. Backward and
+recomputation multiply both by the same factor. Both are equal at n = P / Q tokens: 50,000 for Qwen3-8B.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-LINEAR = 1 << 30  # so long that attention does not count
+LINEAR = 1 << 30  # attention costs nothing in comparison
 
 
 def even_tokens(directory: Path) -> int:
-    """Of the model in this directory; `LINEAR` if its config does not tell, which balances tokens."""
+    """P / Q of the model in this directory. `LINEAR` if its config does not say; plans then balance tokens."""
     try:
         config = json.loads((directory / "config.json").read_text())
         return even_tokens_of(config.get("text_config", config))
@@ -36,7 +36,7 @@ def even_tokens_of(config: Mapping[str, Any]) -> int:
 
 
 def _mlp_width(config: Mapping[str, Any]) -> int:
-    """Of the experts that a token meets, if there are experts."""
+    """For a mixture of experts: the total width of the experts that one token uses."""
     if config.get("num_experts_per_tok") and config.get("moe_intermediate_size"):
         return int(config["num_experts_per_tok"] * config["moe_intermediate_size"])
     return int(config["intermediate_size"])

@@ -1,13 +1,13 @@
-"""Which of the samples that have arrived are trained now. Owns that decision and what waits; does no I/O, no torch.
+"""Which samples to train now and which to keep waiting. Owns that decision; does no I/O and uses no torch.
 
-Groups arrive one by one, in any order. Trained one by one they would leave most ranks without work, so samples wait
-until they make slots (see `planning`) that are full and even:
+Groups arrive one by one, in any order. Training each group by itself would leave most ranks idle. So samples wait until
+they fill slots (see `planning`) with equal work for every rank:
 
-    add      a group's samples wait
-    ready    slots worth training now: the plan of the whole batch must not become much better by waiting
-    rest     everything else: the batch is complete
+    add      a group arrives and its samples wait
+    ready    slots to train now, if waiting for more samples would not make the step much faster
+    rest     the batch is complete: slots of all remaining samples
 
-Samples are numbered as they come. Every rank has the same samples and decides the same.
+Samples are numbered in order of arrival. Every rank has the same samples and makes the same decision.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from collections.abc import Sequence
 
 from rollart_hpc.trainers.planning import Planner, Slot, bins_in_order, in_slots
 
-_GOAL = 95  # percent of the whole batch's efficiency that what is trained early must leave within reach
-_EVEN = 95  # percent of a slot's time that its ranks must work on average to train it early
-_FULL = 90  # percent of the token budget that fill a slot
+_GOAL = 95  # percent of the whole batch's efficiency that must stay possible when slots are trained early
+_EVEN = 95  # percent of a slot's time that ranks are busy on average; a slot below this is not trained early
+_FULL = 90  # percent of the token budget from which on a slot counts as full
 
-_SLOTS_PER_STAGE = 20  # a pipeline fills and drains once per call, which costs a slot per stage beyond the first
+_SLOTS_PER_STAGE = 20  # filling and draining a pipeline costs each call one slot per stage after the first
 
 
 class Waiting(ABC):
-    """The samples of one step."""
+    """The samples of one step that are not trained yet."""
 
     def __init__(self, planner: Planner, num_stages: int) -> None:
         self._planner = planner
         self._least_slots = max(1, _SLOTS_PER_STAGE * (num_stages - 1))
         self._lengths: list[int] = []
-        self._work = self._critical = 0  # of what was trained
+        self._work = self._critical = 0  # of the slots trained so far
         self.num_slots = 0
 
     @abstractmethod
     def add(self, lengths: Sequence[int]) -> None:
-        """One group."""
+        """Add a group, as the lengths of its samples."""
 
     @abstractmethod
     def ready(self) -> list[Slot]:
-        """Slots to train now. They don't wait any longer."""
+        """Remove and return the slots to train now."""
 
     @abstractmethod
     def rest(self) -> list[Slot]:
-        """All that waits."""
+        """Remove and return slots of all samples that wait."""
 
     @property
     def efficiency(self) -> float:
-        """Share of the ranks' time that they have work, by the plan, in what was trained."""
+        """Planned share of time that ranks are busy, over the slots trained so far."""
         return self._work / (self._planner.ranks * self._critical) if self._critical else 1.0
 
     def _count(self, slots: list[Slot]) -> list[Slot]:
@@ -59,18 +59,18 @@ class Waiting(ABC):
 
 
 class Balanced(Waiting):
-    """Micro-batches of any samples.
+    """Micro-batches that mix samples of all groups.
 
-    A slot is a candidate if it is even and nothing that waits would still fit in. It is trained unless that could be
-    regretted: however the batch ends, the step must take no longer than the plan of the whole batch, up to `_GOAL`.
-    A few ends stand for all (`_ends`). Long samples are the worst that can come: the other ranks have work beside them
-    only if enough was kept.
+    A slot is a candidate if its ranks have equal work and no waiting sample still fits. It is trained unless that could
+    be a mistake: whatever arrives later, the efficiency of the step must reach `_GOAL` percent of that of one plan for
+    the whole batch. `_ends` lists the few cases that are tried. Long samples are the worst case: while one rank trains
+    a long sample, the others are busy only if enough short samples were kept.
     """
 
     def __init__(self, planner: Planner, *, longest: int, num_stages: int = 1) -> None:
         super().__init__(planner, num_stages)
         self._longest = longest
-        self._newest: Sequence[int] = ()  # the group that came last
+        self._newest: Sequence[int] = ()  # the group that arrived last
         self._waiting: list[int] = []
 
     def add(self, lengths: Sequence[int]) -> None:
@@ -83,7 +83,7 @@ class Balanced(Waiting):
         for end in self._ends() if slots else []:
             whole = self._time([*self._lengths, *end])
             while slots and self._regrets(slots, end, whole):
-                slots = slots[: len(slots) // 2 if len(slots) > 4 else -1]  # what is cheap in the last ones is kept
+                slots = slots[: len(slots) // 2 if len(slots) > 4 else -1]  # the last, cheapest slots wait
             if len(slots) < self._least_slots:
                 return []
         return self._take(slots) if len(slots) >= self._least_slots else []
@@ -96,7 +96,7 @@ class Balanced(Waiting):
         return [[[self._waiting[i] for i in members] for members in slot] for slot in slots]
 
     def _has_begun(self) -> bool:
-        """The batch takes longer than its longest sample alone could, or there is one rank and nothing to balance."""
+        """The batch already takes longer than the longest possible sample, or there is only one rank."""
         work = sum(self._planner.cost(length) for length in self._lengths)
         return self._planner.ranks == 1 or work >= self._planner.ranks * self._planner.cost(self._longest)
 
@@ -113,7 +113,7 @@ class Balanced(Waiting):
         return 100 * num_tokens >= _FULL * self._planner.ranks * self._planner.budget
 
     def _ends(self) -> list[list[int]]:
-        """Lengths that may still come. One rank alone always has work and regrets nothing."""
+        """Lengths that may still arrive, by case. A single rank is never idle, so it has no cases."""
         longest, ranks = self._longest, self._planner.ranks
         if ranks == 1:
             return []
@@ -136,7 +136,7 @@ class Balanced(Waiting):
 
 
 class InOrder(Waiting):
-    """Micro-batches of one group each, in the order in which the groups came: the same slots however a batch is cut."""
+    """Micro-batches of one group each, in order of arrival. The slots do not depend on how a batch was cut."""
 
     def __init__(self, planner: Planner, *, num_stages: int = 1) -> None:
         super().__init__(planner, num_stages)

@@ -1,4 +1,4 @@
-"""Samples into one packed micro-batch. Owns its layout; `planning` says which samples, and no model or loss is known.
+"""Packs samples into one micro-batch. Owns its layout; `planning` chooses the samples. Knows no model and no loss.
 
 samples     A(5 tokens) B(3)
 packed      ids  a0 a1 a2 a3 a4 b0 b1 b2     positions 0 1 2 3 4 0 1 2     lengths [5, 3]
@@ -17,7 +17,7 @@ from rollart_hpc.types import Sample
 
 @dataclass
 class MicroBatch:
-    """Packed samples. `keep` are the places whose logits predict a sampled token; the last four belong to those."""
+    """Packed samples. `keep` are positions whose logits predict sampled tokens; later fields have a value for each."""
 
     ids: torch.Tensor  # [1, tokens]
     positions: torch.Tensor  # [1, tokens]
@@ -35,12 +35,12 @@ class MicroBatch:
 
 
 def num_trainable(sample: Sample) -> int:
-    """Sampled tokens of a sample. Its first token has nothing before it that could predict it."""
+    """Number of sampled tokens, without the first token: no token before it predicts it."""
     return int(np.count_nonzero(sample.record.sampled[1:]))
 
 
 def pack(samples: Sequence[Sample], weights: Sequence[float], device: torch.device) -> MicroBatch:
-    """One micro-batch of these samples in this order; an empty one holds a single token and trains nothing."""
+    """One micro-batch of these samples, in order. Without samples it has a single token and trains nothing."""
     if not samples:
         return _empty(device)
     lengths = [len(sample.record) for sample in samples]

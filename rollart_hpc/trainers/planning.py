@@ -1,11 +1,11 @@
-"""Which samples make up a micro-batch, and which micro-batches run at the same time. Owns the plan; knows no torch.
+"""Which samples share a micro-batch, and which micro-batches run at the same time. Owns the plan; uses no torch.
 
     samples     A(5 tokens) B(3) C(4)       budget 8, 2 ranks
     plan        one slot: rank 0 trains [A B], rank 1 trains [C]
 
-Ranks run a slot together, because with sharded weights every layer is a collective: a slot takes as long as its most
-expensive micro-batch. So a plan balances operations over the ranks of a slot; tokens only have to fit the budget,
-which bounds memory. All numbers are integers, and every rank makes the same plan from the same lengths.
+Ranks run a slot together, because every layer is a collective when weights are sharded. So a slot takes as long as its
+most expensive micro-batch, and a plan balances operations, not tokens, over the ranks of a slot. Tokens only have to
+fit the budget, which bounds memory. All numbers are integers: every rank makes the same plan from the same lengths.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bin = list[int]  # indices of the samples of one micro-batch
-Slot = list[Bin]  # a micro-batch per rank; empty ones are padding
+Slot = list[Bin]  # one micro-batch per rank; an empty one is padding
 
 _NO_ROOM = np.iinfo(np.int64).max
 
@@ -27,23 +27,23 @@ class Planner:
     """`even_tokens` is the length at which attention costs as much as the rest of the model (see `flops`)."""
 
     ranks: int
-    budget: int  # tokens of a micro-batch; a longer sample stands alone
+    budget: int  # maximum tokens per micro-batch; a longer sample gets its own
     even_tokens: int
 
     def cost(self, length: int) -> int:
-        """Of training one sample, in an arbitrary unit: linear layers grow with n, attention with n * n."""
+        """Cost of training one sample, in an arbitrary unit. Linear layers cost n, attention costs n * n."""
         return length * (self.even_tokens + length)
 
     def plan(self, lengths: Sequence[int]) -> list[Slot]:
-        """The most expensive sample first, each to where it makes the plan longer by the least. Of equal places it
-        takes the first, so slots fill up before another one begins, and cheap samples close the gaps at the end."""
+        """Place the most expensive sample first, and each where it lengthens the plan the least. Ties go to the first
+        place, so slots fill up before a new one is opened. Cheap samples fill the gaps at the end."""
         bins = _Bins(self.ranks, self.budget)
         for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
             bins.put(i, lengths[i], self.cost(lengths[i]))
         return in_slots(bins.members, self.ranks)
 
     def critical(self, slots: Iterable[Slot], lengths: Sequence[int]) -> int:
-        """What a plan takes: the most expensive micro-batch of every slot, added up."""
+        """Cost of a plan: the sum of the most expensive micro-batch of each slot."""
         return sum(max(self.costs(slot, lengths)) for slot in slots)
 
     def costs(self, slot: Slot, lengths: Sequence[int]) -> list[int]:
@@ -51,7 +51,7 @@ class Planner:
 
 
 class _Bins:
-    """Open slots, flat: bin b belongs to slot b // ranks."""
+    """All slots as one flat list of bins: bin b belongs to slot b // ranks."""
 
     def __init__(self, ranks: int, budget: int) -> None:
         self.members: list[Bin] = []
@@ -72,7 +72,7 @@ class _Bins:
         np.maximum(tops, self._costs[place], out=tops)
 
     def _best(self, length: int, cost: int) -> int | None:
-        """None: another slot costs no more, or nothing else has room."""
+        """The best bin for a sample. None to open a new slot: no bin has room."""
         if not self.members:
             return None
         has_room = (self._tokens + length <= self._budget) | (self._tokens == 0)
@@ -92,7 +92,7 @@ def _longer(array: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def in_slots(bins: Sequence[Bin], ranks: int) -> list[Slot]:
-    """Cut into slots in this order, the last one padded with empty bins."""
+    """Cut bins into slots, in order. The last slot is padded with empty bins."""
     slots = [list(bins[at : at + ranks]) for at in range(0, len(bins), ranks)]
     for slot in slots[-1:]:
         slot += [[] for _ in range(ranks - len(slot))]
@@ -100,7 +100,7 @@ def in_slots(bins: Sequence[Bin], ranks: int) -> list[Slot]:
 
 
 def bins_in_order(lengths: Sequence[int], budget: int) -> list[Bin]:
-    """Bins of one group, samples in their order."""
+    """Bins for one group, with samples in order."""
     bins: list[Bin] = []
     load = 0
     for i, length in enumerate(lengths):

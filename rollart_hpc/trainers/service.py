@@ -1,12 +1,12 @@
-"""A trainer behind the controller's messages. Owns the loop of a trainer process; knows no backend.
+"""The message loop of a trainer process. Owns the conversation with the controller; knows no backend.
 
     waits for                  unblocked by
     rank 0: the controller     Chunk, Save, PublishAgain, TransferOffer, Stop
     ranks 1..: rank 0          the same Chunk, Save or Stop, passed on as raw bytes
 
 One step on rank 0:  BatchWanted -> Chunk* -> accumulate -> step -> Committed -> Published -> BatchWanted.
-Chunks that came while rank 0 was busy are taken up as one, after everything else that came. All ranks act on the same
-messages in the same order; what only rank 0 does stands in `Leader`.
+Rank 0 merges the chunks that arrived while it was busy, and trains them after it has handled all other messages. All
+ranks handle the same messages in the same order. `Leader` is what only rank 0 does.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from rollart_hpc.wire.messages import (
 
 log = logging.getLogger(__name__)
 
-PART = "trainer"  # of a checkpoint's directory
+PART = "trainer"  # subdirectory of a checkpoint
 
 
 class Steps:
-    """What every rank does with chunks, merged or not."""
+    """Trains chunks, on every rank."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._is_under_way = False
 
     def take(self, chunk: Chunk, frames: list[Frame]) -> StepResult | None:
-        """Accumulate; the last chunk ends the step. A first one begins the step anew."""
+        """Accumulate a chunk. The first chunk starts the step, or restarts it; the last chunk ends it."""
         if chunk.index == 0 and self._is_under_way:
-            log.info("step %d begins anew", chunk.step)
+            log.info("step %d restarts from its first chunk", chunk.step)
             self._trainer.discard()
         self._trainer.accumulate(groups_of(chunk, frames), last=chunk.last)
         self._is_under_way = not chunk.last
@@ -62,7 +62,7 @@ class Steps:
 
 
 class Follower:
-    """Ranks 1..: do what rank 0 passes on."""
+    """Ranks 1 and up: handle the messages that rank 0 broadcasts."""
 
     def __init__(self, trainer: Trainer, world: World) -> None:
         self._trainer = trainer
@@ -86,7 +86,7 @@ class Follower:
                     return
 
     def _export(self) -> None:
-        """Gathering the weights takes all ranks; only rank 0 keeps them."""
+        """Gathering the weights is a collective; only rank 0 keeps the result."""
         for _ in self._trainer.export():
             pass
 
@@ -94,7 +94,7 @@ class Follower:
         try:
             self._trainer.save(Path(save.directory) / PART)
         except SiteError as error:
-            log.error("%s", error)  # rank 0 tells the controller
+            log.error("%s", error)  # rank 0 reports it to the controller
 
 
 class Leader:
@@ -111,12 +111,12 @@ class Leader:
         self._attempt = attempt
         self._steps = Steps(trainer)
         self._inbox = Inbox()
-        self._agreed = trainer.version  # newest version that the controller is known to know of
+        self._agreed = trainer.version  # newest version that the controller has confirmed
         self._wait_s = self._train_s = 0.0
         self._stopped = False
 
     def run(self) -> None:
-        """Until the controller says Stop, or LinkClosed is raised."""
+        """Run until the controller sends Stop. Raises LinkClosed when the controller is lost."""
         self._publish()
         self._want_batch()
         while not self._stopped:
@@ -125,7 +125,7 @@ class Leader:
             self._train()
 
     def _handle_what_came(self) -> None:
-        """Without waiting, up to the end of a batch: what comes after that belongs to the next version."""
+        """Handle messages that have already arrived, up to the end of a batch. Later ones belong to the next step."""
         while not self._stopped and not self._inbox.is_complete:
             received = self._link.recv(0.0)
             if received is None:
@@ -167,10 +167,10 @@ class Leader:
         if chunk.step == self._trainer.version and self._inbox.put(chunk, frames):
             self._agreed = chunk.step
         else:
-            log.info("chunk %d of step %d is not wanted at version %d", chunk.index, chunk.step, self._trainer.version)
+            log.info("ignoring chunk %d of step %d at version %d", chunk.index, chunk.step, self._trainer.version)
 
     def _train(self) -> None:
-        """What the inbox holds; the trainer may hold some of it back."""
+        """Train the chunks in the inbox. The trainer may keep some samples for later."""
         part = None if self._stopped else self._inbox.take()
         if part is None:
             return
@@ -208,9 +208,9 @@ class Leader:
         self._link.send(Published(*weights_id, num_bytes, end_s - start_s))
 
     def _publish_again(self, wanted: PublishAgain) -> None:
-        """All copies are lost or bad. Between two chunks the weights are still those of the version."""
+        """All copies of this version are lost or bad. Between two chunks the weights are still unchanged."""
         if WeightsId(wanted.attempt, wanted.version) == WeightsId(self._attempt, self._trainer.version):
-            log.warning("version %d is published once more", wanted.version)
+            log.warning("publishing version %d again", wanted.version)
             self._pass_on(wanted, [])
             self._publish()
 
@@ -219,11 +219,11 @@ class Leader:
         self._link.send(BatchWanted(self._trainer.version))
 
     def _go_on_or_end(self) -> None:
-        """The connection broke. Lost chunks come again; a Committed that may be lost only a restore can settle."""
+        """The connection broke. Lost chunks are sent again. If Committed may be lost, only a restore helps."""
         if self._trainer.version != self._agreed:
             raise LinkClosed(
                 f"the connection to the controller broke at version {self._trainer.version}, which it may not know",
-                "the trainer goes on from the newest checkpoint",
+                "the trainer restarts from the newest checkpoint",
             )
         self._inbox.clear()
         self._link.send(Published(self._attempt, self._trainer.version, 0, 0.0))

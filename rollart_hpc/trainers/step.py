@@ -1,11 +1,11 @@
-"""One step from groups to new weights, whatever the backend. Owns shares, losses, the tally and the step's arithmetic.
+"""One training step, from groups to new weights, for every backend. Owns losses, the tally and the step's arithmetic.
 
-    accumulate: advantages -> wait for full micro-batches of all replicas (`merging`)
-                -> those of this replica -> forward, loss, backward, each                        (backend)
-    step:       train the rest -> add up over replicas -> divide once -> clip -> update -> digest (backend)
+    accumulate: compute advantages -> wait until all replicas have full micro-batches (`merging`)
+                -> forward, loss and backward of this replica's micro-batches                        (backend)
+    step:       train the rest -> sum over replicas -> divide once -> clip -> update -> digest       (backend)
 
-A replica is a whole model, on one rank (or one shard of it per rank, as in FSDP) or spread over several. Must not know
-where groups come from, where weights go, or how a model is laid out.
+A replica is a complete model, on one rank or on several; with FSDP each rank is a replica and holds one shard. Must not
+know where groups come from, where weights go, or how a model is laid out.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ log = logging.getLogger(__name__)
 
 
 class StepTrainer(ABC):
-    """One rank of a trainer; backends fill in the abstract methods and call `begin` when their model stands.
+    """One rank of a trainer. Backends implement the abstract methods and call `begin` once their model is built.
 
-    With `deterministic`, micro-batches keep to one group and to the groups' order, so that sums do not depend on how
-    the batch was cut into chunks.
+    With `deterministic`, a micro-batch has samples of one group only, and groups keep their order. Sums then do not
+    depend on how the batch was cut into chunks.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class StepTrainer(ABC):
         self._replica = replica
         self._num_stages = num_stages
         self._planner = Planner(num_replicas, config.trainer.microbatch_tokens, even_tokens(model_dir))
-        self._tallies = True  # one rank of a replica does
-        self._num_bins = 0  # trained by all replicas since the last step
+        self._tallies = True  # False on all ranks of a replica but one
+        self._num_bins = 0  # micro-batches that all replicas trained since the last step
         self._clear()
         if config.deterministic:
             _use_deterministic_kernels()
@@ -68,19 +68,19 @@ class StepTrainer(ABC):
 
     @abstractmethod
     def _forward_backward(self, micros: list[MicroBatch]) -> None:
-        """Every micro-batch through the model, `_loss` where its log-probs are, gradients summed."""
+        """Run forward and backward of each micro-batch, with `_loss` on the rank that has log-probs. Sum gradients."""
 
     @abstractmethod
     def _chosen_logprobs(self, micros: list[MicroBatch]) -> list[torch.Tensor]:
-        """Of the sampled tokens of each, without gradients, on every rank. A collective."""
+        """Log-probs of the sampled tokens of each micro-batch, on every rank, without gradients. A collective."""
 
     @abstractmethod
     def _reduce(self, num_bins: int) -> None:
-        """Add up over replicas what each summed by itself in `num_bins` micro-batches of all."""
+        """Sum gradients over replicas. `num_bins` counts the micro-batches that all replicas have trained."""
 
     @abstractmethod
     def _optimize(self, total: int, lr: float) -> float:
-        """Divide gradients by `total`, clip, update unless they are not finite; returns their norm before clipping."""
+        """Divide gradients by `total`, clip them, update if they are finite. Returns their norm before clipping."""
 
     @abstractmethod
     def _forget_gradients(self) -> None: ...
@@ -95,7 +95,7 @@ class StepTrainer(ABC):
 
     @abstractmethod
     def _restore(self, directory: Path) -> Head:
-        """Weights and optimizer, in place."""
+        """Load weights and optimizer state in place."""
 
     def _weights_digest(self) -> str:
         return digest(self.export())
@@ -128,10 +128,10 @@ class StepTrainer(ABC):
         self._forget_gradients()
 
     def _clear(self) -> None:
-        """What a step collects."""
+        """Empty everything that a step collects."""
         self._tally = Tally()
-        self._held: list[TrainGroup] = []  # until their advantages can be told
-        self._samples: list[Sample] = []  # numbered as in `waiting`
+        self._held: list[TrainGroup] = []  # until the batch is complete and advantages can be computed
+        self._samples: list[Sample] = []  # indexed as in `_waiting`
         self._weights: list[float] = []
         self._waiting = self._make_waiting()
 
@@ -146,10 +146,10 @@ class StepTrainer(ABC):
         head = self._restore(directory)
         self.version, self.digest = head.version, self._weights_digest()
         if self.digest != head.digest:
-            raise SiteError(f"checkpoint {directory} yields weights {self.digest}, expected {head.digest}")
+            raise SiteError(f"checkpoint {directory} loads as weights {self.digest}, expected {head.digest}")
 
     def _take(self, groups: list[TrainGroup]) -> None:
-        """Advantages and counts; samples in which nothing was sampled have nothing to learn from."""
+        """Compute advantages, count samples and tokens. A sample without sampled tokens can't be trained: skip it."""
         if self._config.deterministic:
             groups = sorted(groups, key=lambda group: group.group)
         algorithms.assign_advantages(groups, self._config.algorithm)
@@ -164,7 +164,7 @@ class StepTrainer(ABC):
             self._weights += [algorithms.token_weight(self._config.algorithm.aggregation, count) for count in counts]
 
     def _train(self, slots: list[Slot]) -> None:
-        """Forward and backward of this replica's share; every replica gets the same number of micro-batches."""
+        """Train this replica's micro-batches. Every replica gets the same number of them."""
         if slots:
             self._num_bins += sum(bool(members) for slot in slots for members in slot)
             bins = [slot[self._replica] for slot in slots]
@@ -177,7 +177,7 @@ class StepTrainer(ABC):
     def _loss(
         self, micro: MicroBatch, new: torch.Tensor, *, entropy: torch.Tensor | None, reference: torch.Tensor | None
     ) -> torch.Tensor:
-        """Summed over the sampled tokens, and tallied."""
+        """The loss summed over the sampled tokens; also counts it in the tally."""
         terms = algorithms.token_terms(
             self._config.algorithm,
             new,
@@ -192,25 +192,25 @@ class StepTrainer(ABC):
         return loss
 
     def _add_up(self) -> None:
-        """Train what is left, then add up over replicas."""
+        """Train the remaining samples, then sum over replicas."""
         self._train(self._waiting.rest())
         num_bins, self._num_bins = self._num_bins, 0
         self._reduce(num_bins)
 
     def _update(self, total: int) -> dict[str, float]:
-        """Gradients that are not finite would ruin the weights: that update is left out."""
+        """Update the weights. Gradients that are not finite would ruin them, so such an update is skipped."""
         lr = algorithms.learning_rate(self._config.trainer, self.version, self._config.steps)
         norm = self._optimize(total, lr)
         self._forget_gradients()
         is_finite = bool(np.isfinite(norm))
         if not is_finite:
-            log.warning("step %d: gradients are not finite, weights stay as they are", self.version)
+            log.warning("step %d: gradients are not finite; the update is skipped", self.version)
         return {"grad_norm": norm if is_finite else -1.0, "lr": lr, "update_skipped": float(not is_finite)}
 
     # --- log-probs ---------------------------------------------------------------------------
 
     def logprobs(self, records: list[TokenRecord]) -> list[NDArray[np.float32]]:
-        """Every replica computes all of them."""
+        """See the contract. Every replica computes all of them."""
         out = [np.zeros(len(record), np.float32) for record in records]
         samples = [Sample("", 0, "", record, 0.0) for record in records]
         slots = replace(self._planner, ranks=1).plan([len(record) for record in records])
@@ -228,5 +228,5 @@ def _use_deterministic_kernels() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     os.environ.setdefault("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")  # Transformer Engine refuses to run without it
     torch.use_deterministic_algorithms(True)
-    # Finds reads of uninitialized memory in torch itself; costs time and changes no result of ours.
+    # This only helps find reads of uninitialized memory in torch. It costs time and changes none of our results.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

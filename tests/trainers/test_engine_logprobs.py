@@ -1,4 +1,4 @@
-"""Engine and trainer agree: on the same tokens and weights, also across an install in mid-request."""
+"""Engine and trainer agree: on the same tokens and weights, also across an install during a request."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def test_what_was_trained_is_forgotten_even_if_the_rest_still_waits() -> None:
 
 @pytest.mark.parametrize("when", [(), (LATER,)])
 def test_a_missing_chunk_is_an_error(when: tuple[None, ...]) -> None:
-    with pytest.raises(SiteError, match="chunk 2 came, 1 was expected"):
+    with pytest.raises(SiteError, match="received chunk 2, expected 1"):
         run(make_chunk(4, 0, False), *when, make_chunk(4, 2, True))
 
 

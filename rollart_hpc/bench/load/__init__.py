@@ -1,5 +1,5 @@
-"""Load for a controller: workers that talk and do nothing else, all served by one thread of one process.
+"""Load for a controller: workers that exchange messages and do no work, all in one thread of one process.
 
-`driver` says who they are and what is measured, `environments` and `workers` what they answer, `payloads` what that
-carries, `sockets` how it is sent, `counts` what is reported.
+`driver` creates the workers and measures. `environments` and `workers` answer messages, `payloads` fills them and
+`sockets` sends them. `counts` makes the report.
 """

@@ -1,4 +1,4 @@
-"""`python -m rollart_hpc.bench.load PLAN`: a `LoadPlan` as JSON comes in, a `LoadFigures` as JSON goes out."""
+"""`python -m rollart_hpc.bench.load PLAN`: takes a `LoadPlan` as JSON and prints `LoadFigures` as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollart_hpc.errors import SiteError
 
 
 def main(plan: str) -> int:
-    gc.disable()  # nothing here is part of a cycle, and a pause of the load would count as one of the controller
+    gc.disable()  # the load makes no reference cycles, and its pauses would look like pauses of the controller
     try:
         told = run(msgspec.json.decode(plan, type=LoadPlan))
     except SiteError as error:

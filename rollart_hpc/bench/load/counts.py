@@ -1,4 +1,4 @@
-"""What is counted in a window, and what a window is reported as. Owns percentiles and CPU clocks."""
+"""Counts what happens in a window and reports it. Owns percentiles and CPU clocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 @dataclass
 class Counts:
-    """What happened in a window."""
+    """What has happened in the window so far."""
 
     turns: Counter[str] = field(default_factory=Counter)  # by engine
     installs: Counter[str] = field(default_factory=Counter)  # by engine
@@ -28,10 +28,10 @@ class Counts:
 
 
 class Cpu(msgspec.Struct):
-    """User and system time, in seconds per second or microseconds per turn."""
+    """User and system time, in CPU seconds per second and in microseconds per turn."""
 
     share: float  # of all threads
-    main_share: float  # of the thread that runs Python
+    main_share: float  # of the main thread, which runs Python
     us_per_turn: float
 
 
@@ -42,9 +42,9 @@ class Window(msgspec.Struct):
     p99_ms: float
     controller: Cpu
     load: Cpu
-    fewest_turns: int  # of one engine
+    fewest_turns: int  # minimum over engines
     most_turns: int
-    fewest_installs: int  # of one engine
+    fewest_installs: int  # minimum over engines
     installs: int
     versions: int  # committed
     groups: int  # trained
@@ -75,7 +75,7 @@ def window_of(counts: Counts, served: list[int], took_s: float, controller: Cpu,
 
 
 class CpuClock:
-    """What a process uses from now on."""
+    """Measures the CPU time of a process from now on."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

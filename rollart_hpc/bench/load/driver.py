@@ -1,8 +1,8 @@
-"""Who takes part in the load, and the two windows that are measured.
+"""Creates the workers of the load and measures two windows.
 
-First every slot asks for its next turn as soon as it has an answer (the saturated window), then turns begin at half
-the rate reached (the paced window). A window lasts as long as asked for, and longer if need be: until every engine has
-installed `INSTALLS` versions.
+In the saturated window, every slot asks for its next turn as soon as it has an answer. In the paced window, turns start
+at half the rate that was reached. A window lasts at least the requested time, and until every engine has installed
+`INSTALLS` versions.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.keys import load_client
 
 SLOTS_PER_ENV, SLOTS_PER_REWARD, ENGINES_PER_NODE = 256, 64, 8
-MOST_CREDIT = 8000  # of an engine: less than the controller queues for a worker
-INSTALLS = 5  # of each engine in each window, at least
-LIMIT_S = 60.0  # for what should take seconds
+MOST_CREDIT = 8000  # per engine; below the queue limit of the controller for one worker
+INSTALLS = 5  # minimum for each engine in each window
+LIMIT_S = 60.0  # timeout of operations that should take seconds
 TRAINER_NODE, POOL = "trainer", "compute"
 WAIT_S, PACED_WAIT_S = 0.02, 0.001
 
@@ -48,9 +48,9 @@ class LoadFigures(msgspec.Struct):
 
 
 def identities_of(engines: int, slots: int) -> list[Identity]:
-    """Everybody: 8 engines and a relay a node, an env worker for up to 256 slots, a reward worker for up to 64.
+    """All workers: 8 engines and a relay per node, an env worker per 256 slots, a reward worker per 64 slots.
 
-    An engine's KV has room for twice its share of the trajectories, all of them as long as they get.
+    The KV cache of an engine has room for twice its share of the trajectories at their maximum length.
     """
     sizes = [min(SLOTS_PER_ENV, slots - start) for start in range(0, slots, SLOTS_PER_ENV)]
     num_nodes = -(-engines // ENGINES_PER_NODE)
@@ -86,12 +86,12 @@ class Load:
         self._heartbeat_s = 1.0
 
     def register(self) -> float:
-        """Connect everybody; seconds from the first connect to the last Welcome."""
+        """Connect all workers. Returns the seconds from the first connect to the last Welcome."""
         began_s = time.monotonic()
         identities = identities_of(self.plan.engines, self.plan.slots)
         self._unwelcome = {identity.name for identity in identities}
         self.sockets.connect(identities, self._welcomed)
-        self.drive(lambda: not self._unwelcome, "every worker was welcome")
+        self.drive(lambda: not self._unwelcome, "every worker to be registered")
         took_s = time.monotonic() - began_s
         for peer in self.sockets.peers:
             peer.answer = self._answers[peer.identity.role]
@@ -113,24 +113,24 @@ class Load:
             self.envs.ask_due()
             self._later.do_due()
             if time.monotonic() > end_s:
-                raise SiteError(f"waited {limit_s:g} s until {what}", "look for the reason in the controller's log")
+                raise SiteError(f"waited {limit_s:g} s for {what}", "look for the reason in the controller's log")
 
     def warm_up(self) -> None:
-        """Until the first step is trained and the first trajectories, which all began at once, are over."""
+        """Run until the first step is trained and the first trajectories, which all start at once, have ended."""
         plan, counts = self.plan, self.counts
-        self.drive(lambda: self.envs.num_begun >= plan.slots, "all slots were busy")
-        self.drive(lambda: len(counts.installs) == plan.engines, "every engine had weights")
-        self.drive(lambda: counts.commits > 0, "a step was trained")
-        self.drive(lambda: len(counts.latencies_s) > MEAN_TURNS * plan.slots, "the first trajectories were over")
+        self.drive(lambda: self.envs.num_begun >= plan.slots, "all slots to be busy")
+        self.drive(lambda: len(counts.installs) == plan.engines, "every engine to install weights")
+        self.drive(lambda: counts.commits > 0, "the first step to be trained")
+        self.drive(lambda: len(counts.latencies_s) > MEAN_TURNS * plan.slots, "the first trajectories to end")
 
     def pace(self, turns_per_s: float) -> None:
-        """From now on turns begin at this rate; none of those before is left."""
+        """Finish all turns in flight, then start turns at this rate."""
         self.envs.hold()
-        self.drive(lambda: not self.envs.is_waiting, "the turns under way were answered")
+        self.drive(lambda: not self.envs.is_waiting, "the turns in flight to be answered")
         self.envs.pace(turns_per_s)
 
     def measure(self) -> Window:
-        """A window from now on."""
+        """Measure a window that starts now."""
         self.counts.clear()
         busy: list[int] = []
         began_s, controller, load = time.monotonic(), CpuClock(self.plan.controller), CpuClock(os.getpid())
@@ -139,7 +139,7 @@ class Load:
             busy.append(len(self.envs.slots))
             return time.monotonic() >= began_s + self.plan.seconds and self._all_installed()
 
-        self.drive(is_over, f"every engine had installed {INSTALLS} versions", self.plan.seconds + LIMIT_S)
+        self.drive(is_over, f"every engine to install {INSTALLS} versions", self.plan.seconds + LIMIT_S)
         took_s, turns = time.monotonic() - began_s, len(self.counts.latencies_s)
         share = sum(busy) / len(busy) / self.plan.slots
         return window_of(self.counts, self._served(), took_s, controller.cpu(turns), load.cpu(turns), share)
@@ -149,12 +149,12 @@ class Load:
         return len(installs) == self.plan.engines and min(installs.values()) >= INSTALLS
 
     def _served(self) -> list[int]:
-        """Turns of each engine."""
+        """The number of turns that each engine served."""
         engines = [peer.identity.name for peer in self.sockets.peers if peer.identity.role == "engine"]
         served = [self.counts.turns[name] for name in engines]
         if not min(served):
-            what = f"{served.count(0)} of {len(served)} engines served no turn, others up to {max(served)}"
-            raise SiteError(what, "measure more --slots or more --seconds; else the core routes badly")
+            what = f"{served.count(0)} of {len(served)} engines served no turns; the busiest one served {max(served)}"
+            raise SiteError(what, "use more --slots or --seconds; if that does not help, the core routes unevenly")
         return served
 
 

@@ -1,4 +1,4 @@
-"""The env workers of the load: a trajectory in every slot, turn after turn. Owns when a turn begins and its time.
+"""The env workers of the load: each slot plays one trajectory after another. Owns the start and latency of turns.
 
 Play -> TurnWanted <-> Generated -> ... -> Ended with transcript and token record
 """
@@ -19,18 +19,18 @@ from rollart_hpc.wire import messages as ms
 
 @dataclass(slots=True)
 class Slot:
-    """A trajectory that is played."""
+    """A trajectory in play."""
 
     peer: Peer
     trajectory: str
     issue: int
     turns: int
     turn: int = 0
-    asked_s: float = math.inf  # when the turn under way was due
+    asked_s: float = math.inf  # when the turn in flight was due; inf: no turn is in flight
 
 
 class Environments:
-    """Turns under way. The next one begins as soon as the last one is answered; if `is_paced`, when it is due."""
+    """All trajectories in play. The next turn starts when the last one is answered or, if `is_paced`, when due."""
 
     def __init__(self, counts: Counts, num_slots: int) -> None:
         self.slots: dict[str, Slot] = {}
@@ -44,7 +44,7 @@ class Environments:
 
     @property
     def is_waiting(self) -> bool:
-        """Some turn is under way."""
+        """Whether any turn is in flight."""
         return any(slot.asked_s < math.inf for slot in self.slots.values())
 
     def answer(self, peer: Peer, message: ms.AnyMessage) -> None:
@@ -63,7 +63,7 @@ class Environments:
 
     def _begin(self, peer: Peer, play: ms.Play) -> None:
         turns = num_turns(play.trajectory)
-        if self.num_begun < self._num_slots:  # the first ones begin together: let them not end together
+        if self.num_begun < self._num_slots:  # the first ones start together but should not end together
             turns = 1 + self.num_begun % turns
         self.num_begun += 1
         slot = Slot(peer, play.trajectory, play.issue, turns)
@@ -92,19 +92,19 @@ class Environments:
             self._ask(slot, time.monotonic())
 
     def hold(self) -> None:
-        """Begin no more turns."""
+        """Start no more turns."""
         self.is_paced, self._next_s = True, math.inf
 
     def pace(self, rate: float) -> None:
-        """From now on so many turns are due per second."""
+        """From now on, `rate` turns are due per second."""
         self.is_paced, self._rate, self._next_s = True, rate, time.monotonic()
 
     def ask_due(self) -> None:
-        """Turns are due at fixed times, whether or not earlier ones were answered: their latency counts from there."""
+        """Start the turns that are due. Due times are fixed, whatever was answered; latency is measured from them."""
         now, asked = time.monotonic(), set()
         while self._idle and self._next_s <= now:
             slot = self._idle.popleft()
-            if self.slots.get(slot.trajectory) is slot:  # not cancelled meanwhile
+            if self.slots.get(slot.trajectory) is slot:  # it has not been cancelled
                 self._ask(slot, self._next_s)
                 self._next_s += 1 / self._rate
                 asked.add(slot.peer)

@@ -1,4 +1,4 @@
-"""What the messages of the load carry, and how many turns a trajectory has. Owns sizes; the bytes mean nothing."""
+"""Payloads of the load's messages, and the number of turns of a trajectory. Owns sizes; the bytes have no meaning."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import zlib
 from functools import cache
 
 PROMPT_TOKENS, ANSWER_TOKENS = 256, 64
-PROMPT_BYTES, ANSWER_BYTES = 4 * PROMPT_TOKENS, 12 * ANSWER_TOKENS  # an answer: ids, log-probs and versions
+PROMPT_BYTES, ANSWER_BYTES = 4 * PROMPT_TOKENS, 12 * ANSWER_TOKENS  # an answer has ids, log-probs and versions
 TURN_TOKENS = PROMPT_TOKENS + ANSWER_TOKENS
 FEWEST_TURNS, MEAN_TURNS, MOST_TURNS = 4, 8, 12
-CHARACTERS_PER_TOKEN = 4  # of a transcript
-RECORD_BYTES = (CHARACTERS_PER_TOKEN + 12) * TURN_TOKENS  # of a turn in Ended
+CHARACTERS_PER_TOKEN = 4  # in a transcript
+RECORD_BYTES = (CHARACTERS_PER_TOKEN + 12) * TURN_TOKENS  # per turn, in Ended
 PROMPT = bytes(PROMPT_BYTES)
 _IDS = bytes(4 * ANSWER_TOKENS)
 
@@ -27,6 +27,6 @@ def answer_of(version: int) -> tuple[bytes, bytes, bytes]:
 
 @cache
 def record_of(turns: int) -> tuple[bytes, ...]:
-    """Frames of Ended: the transcript, then ids, log-probs and versions of all tokens."""
+    """The frames of Ended: the transcript, then ids, log-probs and versions of all tokens."""
     tokens = turns * TURN_TOKENS
     return bytes(CHARACTERS_PER_TOKEN * tokens), *[bytes(4 * tokens)] * 3

@@ -1,9 +1,8 @@
-"""The sockets of the load: a DEALER for each peer, served by one thread. Owns contexts, polling and heartbeats;
-knows no role.
+"""The sockets of the load: one DEALER per worker, in one thread. Owns contexts, polling and heartbeats; knows no role.
 
-`zmq.Poller` looks at every socket at every call. Here epoll watches the file descriptor of each socket, so that a
-round costs what is ready. ZeroMQ signals a descriptor once: whoever sends on a socket may take the signal of a message
-that came in meanwhile. So a socket is read until it is empty after each send, too.
+`zmq.Poller` checks every socket on every call. Here epoll watches the file descriptor of each socket, so the cost of a
+round depends only on the sockets that are ready. ZeroMQ signals a descriptor only once, and a send may consume the
+signal of a message that has just arrived. So a socket is also read until it is empty after each send.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from rollart_hpc.wire.keys import ClientKeys
 from rollart_hpc.wire.link import CLOCK_BEATS
 from rollart_hpc.wire.parts import receive_parts, send_parts
 
-SOCKETS_PER_CONTEXT = 1000  # a context of ZeroMQ takes 1,023 by default
-FILES_PER_SOCKET = 2  # the connection, and what wakes its reader
+SOCKETS_PER_CONTEXT = 1000  # the default limit of a ZeroMQ context is 1,023
+FILES_PER_SOCKET = 2  # the connection, and the descriptor that wakes its reader
 SPARE_FILES = 100
 LOST = (ms.WhoAreYou, ms.Refused)
-LOOKS = 4  # at each worker in the time of a heartbeat
+LOOKS = 4  # how often each worker is checked per heartbeat interval
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a socket speaks for."""
+    """The worker that a socket belongs to."""
 
     role: str
     name: str
@@ -46,13 +45,13 @@ class Identity:
 
 
 class Peer:
-    """A DEALER under the name of a peer. `answer` is called with each message."""
+    """The DEALER socket of one worker. `answer` is called with each message."""
 
     def __init__(
         self, context: zmq.Context[Any], address: str, keys: ClientKeys, identity: Identity, answer: Answer
     ) -> None:
         self.identity, self.answer = identity, answer
-        self.unsent = self.unheard = self.unbeaten = 0  # looks of `Sockets` since the last of each
+        self.unsent = self.unheard = self.unbeaten = 0  # checks since the last message out, message in, heartbeat
         self.socket = context.socket(zmq.DEALER)
         self.socket.identity = identity_of(identity.name, "1")
         self.socket.curve_publickey, self.socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
@@ -68,7 +67,7 @@ class Peer:
         send_parts(self.socket, (ms.encode(message), *frames))
 
     def read(self) -> None:
-        """Everything that has arrived, and what arrives while it is answered."""
+        """Read and answer messages until none is left."""
         while True:
             try:
                 parts = receive_parts(self.socket)
@@ -77,12 +76,12 @@ class Peer:
             self.unheard = 0
             message = ms.decode(parts[0])
             if isinstance(message, LOST):
-                why = message.reason if isinstance(message, ms.Refused) else "the controller lost it"
+                why = message.reason if isinstance(message, ms.Refused) else "the controller no longer knows it"
                 raise SiteError(f"{self.identity.name}: {why}", "look for the reason in the controller's log")
             self.answer(self, message)
 
     def beat_if_due(self) -> None:
-        """As a real worker's link does: any message is a sign of life."""
+        """Send a heartbeat when a real worker would. Any other message counts as a sign of life."""
         self.unsent += 1
         self.unheard += 1
         self.unbeaten += 1
@@ -104,7 +103,7 @@ class Sockets:
         self._contexts: list[zmq.Context[Any]] = []
         self._epoll = select.epoll()
         self._by_fd: dict[int, Peer] = {}
-        self._look_s = float("inf")  # when the next worker is looked at
+        self._look_s = float("inf")  # when the next worker is checked
         self._look_every_s = 0.0
         self._num_looks = 0
 
@@ -121,11 +120,11 @@ class Sockets:
             peer.read()
 
     def beat_every(self, seconds: float) -> None:
-        """One worker after the other, as processes that know nothing of each other do."""
+        """Spread the heartbeats of the workers over time, as those of independent processes are."""
         self._look_every_s, self._look_s = seconds / LOOKS / len(self.peers), time.monotonic()
 
     def serve(self, wait_s: float) -> None:
-        """Read what is there, or what comes within `wait_s`."""
+        """Read messages that have arrived. If there are none, wait up to `wait_s`."""
         for fd, _ in self._epoll.poll(wait_s, len(self._by_fd)):
             self._by_fd[fd].read()
         now = time.monotonic()
@@ -138,5 +137,5 @@ class Sockets:
 def _need_files(num: int) -> None:
     limit = raise_file_limit()
     if limit < num:
-        what = f"the load needs {num} open files, the hard limit is {limit}"
-        raise SiteError(what, "raise it (`ulimit -Hn`, or limits.conf), or measure fewer engines and slots")
+        what = f"the load needs {num} open files, but the hard limit is {limit}"
+        raise SiteError(what, "raise the limit (`ulimit -Hn`, or limits.conf), or measure fewer engines and slots")

@@ -1,11 +1,11 @@
-"""What the other workers of the load say: the talk of real ones, without their work. Opens no socket.
+"""The other workers of the load: they send the messages of real ones without doing the work. Opens no socket.
 
-    engine    Generate -> Generated at once, with the version it has installed; Install -> Installed after a while
+    engine    Generate -> Generated at once, with the installed version; Install -> Installed after a delay
     reward    ScoreWanted -> Scored at once
-    trainer   the last Chunk of a batch -> Committed at once; Published, BatchWanted after a while
-    relay     Adopt, TransferJoin -> Held after a while
+    trainer   the last Chunk of a batch -> Committed at once; Published, BatchWanted after a delay
+    relay     Adopt, TransferJoin -> Held after a delay
 
-Weights take a while because acknowledgements of real nodes and engines don't arrive all in the same millisecond.
+Weights have a random delay because the acknowledgements of real nodes and engines don't arrive in the same millisecond.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rollart_hpc.bench.load.payloads import ANSWER_TOKENS, PROMPT_TOKENS, answer
 from rollart_hpc.bench.load.sockets import Peer
 from rollart_hpc.wire import messages as ms
 
-WEIGHTS = (0.01, 0.06)  # of a window: how long publishing takes, a transfer to a relay, and an install
+WEIGHTS = (0.01, 0.06)  # delay of a publication, a transfer to a relay or an install, as a share of the window
 
 
 class Later:
-    """What takes a while."""
+    """Runs actions after a random delay."""
 
     def __init__(self, window_s: float) -> None:
         self._random = random.Random(0)
@@ -93,7 +93,7 @@ class Rewards:
 
 
 class Trainers:
-    """Commits a step as soon as it has the whole batch: versions come as fast as groups complete."""
+    """Commits a step as soon as its batch is complete, so versions follow the rate of groups."""
 
     def __init__(self, counts: Counts, later: Later) -> None:
         self.counts = counts
