@@ -76,7 +76,7 @@ class Settings:
     """`sizes` are the engines and slots of each row."""
 
     sizes: tuple[tuple[int, int], ...] = DEFAULT
-    seconds: float = 10.0
+    seconds: float = 15.0
 
     def __post_init__(self) -> None:
         if not self.sizes:

@@ -161,7 +161,7 @@ def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     hub = _add(kinds, "hub", "rollart_hpc.cli.bench:hub", "measure the turns per second that the controller forwards")
     hub.add_argument("--engines", type=int, nargs="+", metavar="N", help="numbers of engines, each with every --slots")
     hub.add_argument("--slots", type=int, nargs="+", metavar="N", help="numbers of concurrent trajectories")
-    hub.add_argument("--seconds", type=float, default=10.0, help="length of each of the two measured windows (10)")
+    hub.add_argument("--seconds", type=float, default=15.0, help="length of each of the two measured windows (15)")
     hub.add_argument("--json", action="store_true", help="JSON output")
     engine = _add(kinds, "engine", "rollart_hpc.cli.bench:engine", "compare an engine with its backend used directly")
     engine.add_argument("--engine", default="vllm", metavar="KIND", help="engine kind; default: vllm")

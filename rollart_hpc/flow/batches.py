@@ -17,6 +17,7 @@ from rollart_hpc.flow.mix import TaskMix
 from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.state import Group
 
+BURST = 16  # maximum groups per chunk, so that a large chunk does not delay turns
 Order = tuple[int, int]  # lowest trains first
 
 
@@ -54,6 +55,11 @@ class Batches:
     def next_step(self) -> int:
         """The earliest step that a group outside the batch can still train in."""
         return self.step + 1 if self.is_closed else self.step
+
+    @property
+    def has_backlog(self) -> bool:
+        """True if another chunk may be ready."""
+        return self._is_due and self.is_open and bool(self.buffer)
 
     def num_taken(self, task: str) -> int:
         return self._num_taken[task]
@@ -108,9 +114,12 @@ class Batches:
         quota = self.mix.quota(self.step)
         if not self.rules.streaming and not self._is_complete(quota):
             return []
-        chosen = [entry for task in quota for entry in self._take(task, quota[task] - self._num_taken[task])]
+        chosen: list[tuple[Order, int]] = []
+        for task, places in quota.items():
+            chosen += self._take(task, min(places - self._num_taken[task], BURST - len(chosen)))
         if not chosen:
             return []
+        self._is_due = len(chosen) == BURST
         groups = [self.buffer.pop(number) for _, number in sorted(chosen)]
         for group in groups:
             self.taken[group.id] = group

@@ -92,7 +92,10 @@ class Core:
     @property
     def has_backlog(self) -> bool:
         """True if more work is ready; feed `GoOn` to do it when no other event is waiting."""
-        return not self.stopped and (self.trajectories.has_backlog or (self.admission.is_due and self._may_admit()))
+        if self.stopped:
+            return False
+        more_groups = self.admission.is_due and self._may_admit()
+        return more_groups or self.trajectories.has_backlog or self.batches.has_backlog
 
     def settle(self, event: ev.Event) -> list[ev.Command]:
         """Handle one event and the whole backlog, for callers that have no other events waiting."""

@@ -40,6 +40,7 @@ from rollart_hpc.wire.interfaces import address_of
 
 SUPERVISOR = "supervisor"
 TICK_S = 0.2
+RELEASES = 64  # payloads freed per turn of the loop: a step frees thousands
 PROGRESS_S = 1.0  # minimum time between two Progress messages to the supervisor
 FAREWELL_S = 15.0
 
@@ -66,10 +67,11 @@ class Controller:
         self._told: ms.Progress | None = None  # last one sent to the supervisor
         self._told_s = 0.0
         self._commit: ms.Committed | None = None
+        self._to_release: deque[str] = deque()  # trajectories whose payloads are freed a few at a time
         self._forgets: dict[str, list[str]] = {}  # trajectories that each engine may forget
         self._carry_out: dict[type, Callable[[Any], None]] = {
             ev.Generate: self._generate, ev.Deliver: self._deliver, ev.Score: self._score,
-            ev.Release: lambda c: self.payloads.release(c.trajectory), ev.SendChunk: self._send_chunk,
+            ev.Release: lambda c: self._to_release.append(c.trajectory), ev.SendChunk: self._send_chunk,
             ev.RecordStep: self._record_step, ev.SaveCheckpoint: self._save_checkpoint,
             ev.ValidationDone: lambda c: self.journal.validation(c.version), ev.StopRun: self._stop_run,
             ev.Warn: self._warn, ev.Forget: self._forget,
@@ -81,7 +83,9 @@ class Controller:
 
     def run(self) -> int:
         while self.ending is None:
-            self._receive(0.0 if self.core.has_backlog else max(0.0, self._next_tick - time.monotonic()))
+            self._receive(
+                0.0 if self.core.has_backlog or self._to_release else max(0.0, self._next_tick - time.monotonic())
+            )
             self._tick_if_due()
         self._farewell(self.ending)
         assert self.ending.exit_code is not None
@@ -96,6 +100,8 @@ class Controller:
         if self.core.has_backlog:
             self.pending.append(ev.GoOn())
             self._settle()
+        for _ in range(min(len(self._to_release), RELEASES)):
+            self.payloads.release(self._to_release.popleft())
 
     def _take(self, name: str, message: ms.AnyMessage, frames: list[Frame]) -> None:
         for change in self.members.handle(name, message):
