@@ -26,6 +26,7 @@ from rollart_hpc.wire.keys import load_client
 SLOTS_PER_ENV, SLOTS_PER_REWARD, ENGINES_PER_NODE = 256, 64, 8
 MOST_CREDIT = 8000  # per engine; below the queue limit of the controller for one worker
 INSTALLS = 5  # minimum for each engine in each window
+STEPS_TO_SETTLE = 3  # between the two windows
 LIMIT_S = 60.0  # timeout of operations that should take seconds
 TRAINER_NODE, POOL = "trainer", "compute"
 WAIT_S, PACED_WAIT_S = 0.02, 0.001
@@ -128,6 +129,9 @@ class Load:
         self.envs.hold()
         self.drive(lambda: not self.envs.is_waiting, "the turns in flight to be answered")
         self.envs.pace(turns_per_s)
+        # The trainer first works off the groups that the saturated window left behind.
+        commits = self.counts.commits
+        self.drive(lambda: self.counts.commits >= commits + STEPS_TO_SETTLE, "the trainer to catch up")
 
     def measure(self) -> Window:
         """Measure a window that starts now."""
