@@ -39,7 +39,7 @@ def test_all_roles_start_the_prompt_answers_and_nothing_is_left(run: Submitted) 
         (began,) = run.begun()
         known = run.cluster.slurm.records("show", "job", str(began.job))
         owner = read_ownership(run.run)
-        pids = [owner["pid"], *(proc["pid"] for proc in owner["procs"].values())]
+        pids = [owner.pid, *(proc.pid for proc in owner.procs.values())]
         ticks = [start_ticks(pid) for pid in pids]
         said, _ = prompt.communicate(TYPED, timeout=LIMIT_S)
     assert prompt.returncode == 0, said

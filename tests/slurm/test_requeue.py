@@ -36,7 +36,7 @@ def test_preempted_and_out_of_time_to_the_same_weights(own_cluster: Cluster, tmp
     assert set(status["gpu_hours"]) == {"h800", "h20"}
     disturbed.until(disturbed.run.report.exists, "the report")
     report = disturbed.run.report.read_text()
-    assert "compute = partition h800; bandwidth = partition h20; GPU-hours on h800" in report
+    assert "compute = partition h800; bandwidth = partition h20" in report and "GPU-hours on h800" in report
     check_ledger(disturbed)
 
     status = other.until_over()
