@@ -15,89 +15,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import HardwareClass, SiteConfig
 from rollart_hpc.errors import UserError
 from rollart_hpc.hardware import CLASSES, COMPUTE, CPU
+from rollart_hpc.launch.devices import assign_devices
 from rollart_hpc.launch.packing import Needs, Pack, pack
-from rollart_hpc.types import Role
+from rollart_hpc.launch.planned import CONTROLLER, Component, Plan, Proc
 
-CONTROLLER = "controller"
+__all__ = ["CONTROLLER", "Component", "Plan", "Proc", "make_plan"]
 SUPERVISOR_NEEDS = Needs(cpus=1, memory_gb=1.0)  # the batch script, on the first node of the first component
 NODE = "{hardware}-{index}"
 WORK_S = 120  # minimum time of a job before its last checkpoint; Slurm's signal may come a minute early
-
-
-@dataclass(frozen=True)
-class Proc:
-    """One process of the run."""
-
-    name: str  # unique within the run
-    role: Role
-    hardware: str  # the need it has: cpu, compute, bandwidth
-    node: str
-    pool: str = ""  # engines: their hardware class
-    rank: int = 0
-    ranks: int = 1
-    needs: Needs = Needs()
-
-
-@dataclass(frozen=True)
-class Component:
-    """The part of a job in one partition; the first one runs the batch script."""
-
-    index: int  # Slurm's --het-group
-    hardware: str  # class of the site
-    partition: str
-    nodes: tuple[str, ...]  # names in the plan
-    per_node: Needs  # requested of every node
-    procs: tuple[Proc, ...]
-    cost_per_hour: float  # of all its nodes
-
-    @property
-    def num_gpus(self) -> int:
-        return len(self.nodes) * self.per_node.gpus
-
-    @property
-    def num_cpus(self) -> int:
-        return len(self.nodes) * self.per_node.cpus
-
-
-@dataclass(frozen=True)
-class Plan:
-    procs: tuple[Proc, ...]
-    components: tuple[Component, ...] = ()  # none on one machine
-    time_minutes: int = 0  # one limit for all components; 0 on one machine
-
-    def __getitem__(self, name: str) -> Proc:
-        return next(proc for proc in self.procs if proc.name == name)
-
-    @property
-    def controller(self) -> Proc:
-        return self[CONTROLLER]
-
-    @property
-    def workers(self) -> tuple[Proc, ...]:
-        return tuple(proc for proc in self.procs if proc.role != "controller")
-
-    def of(self, role: Role) -> tuple[Proc, ...]:
-        return tuple(proc for proc in self.procs if proc.role == role)
-
-    def component_of(self, node: str) -> Component:
-        return next(component for component in self.components if node in component.nodes)
-
-    @property
-    def gpu_hours(self) -> float:
-        """Upper bound: if the run uses its whole time limit."""
-        return sum(component.num_gpus for component in self.components) * self.time_minutes / 60
-
-    @property
-    def cost(self) -> float:
-        """Upper bound, in the site's unit. A class without a cost counts as 0."""
-        return sum(component.cost_per_hour for component in self.components) * self.time_minutes / 60
 
 
 def make_plan(config: RunConfig, site: SiteConfig | None = None) -> Plan:
@@ -122,7 +54,7 @@ def make_plan(config: RunConfig, site: SiteConfig | None = None) -> Plan:
 def _local_plan(config: RunConfig) -> Plan:
     workers = (*_on_cpu(config), *_engines(config), *_trainers(config))
     relays = _relays(config, workers) if _has_relays(config) else []
-    return Plan((_controller(config), *workers, *relays))
+    return Plan(assign_devices((_controller(config), *workers, *relays)))
 
 
 # --- on a cluster ------------------------------------------------------------------------------
@@ -142,7 +74,7 @@ def _component(index: int, name: str, config: RunConfig, site: SiteConfig, wante
         placed += [_on_cores(proc, own) for proc in _relays(config, placed)]
     hourly = site.gpu(name).cost * len(nodes) * (per_node.gpus if own.gpus else 1)
     asked = Needs(per_node.cpus, per_node.gpus, per_node.memory_gb if own.memory_gb else 0.0)
-    return Component(index, name, own.partition, nodes, asked, tuple(placed), hourly)
+    return Component(index, name, own.partition, nodes, asked, assign_devices(placed), hourly)
 
 
 def _on_cores(proc: Proc, own: HardwareClass) -> Proc:

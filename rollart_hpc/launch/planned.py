@@ -1,0 +1,84 @@
+"""What a plan is: processes, and the components of a job that hold them. Plain data, stored in plan.json.
+
+`launch.plan` makes it; import these types from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollart_hpc.launch.packing import Needs
+from rollart_hpc.types import Role
+
+CONTROLLER = "controller"
+
+
+@dataclass(frozen=True)
+class Proc:
+    """One process of the run."""
+
+    name: str  # unique within the run
+    role: Role
+    hardware: str  # the need it has: cpu, compute, bandwidth
+    node: str
+    pool: str = ""  # engines: their hardware class
+    rank: int = 0
+    ranks: int = 1
+    needs: Needs = Needs()
+    gpus: tuple[int, ...] = ()  # the GPUs it sees, as indices into the run's share of its node
+    local_rank: int = 0  # trainer: number among the ranks of its node, and the one of `gpus` it computes on
+
+
+@dataclass(frozen=True)
+class Component:
+    """The part of a job in one partition; the first one runs the batch script."""
+
+    index: int  # Slurm's --het-group
+    hardware: str  # class of the site
+    partition: str
+    nodes: tuple[str, ...]  # names in the plan
+    per_node: Needs  # requested of every node
+    procs: tuple[Proc, ...]
+    cost_per_hour: float  # of all its nodes
+
+    @property
+    def num_gpus(self) -> int:
+        return len(self.nodes) * self.per_node.gpus
+
+    @property
+    def num_cpus(self) -> int:
+        return len(self.nodes) * self.per_node.cpus
+
+
+@dataclass(frozen=True)
+class Plan:
+    procs: tuple[Proc, ...]
+    components: tuple[Component, ...] = ()  # none on one machine
+    time_minutes: int = 0  # one limit for all components; 0 on one machine
+
+    def __getitem__(self, name: str) -> Proc:
+        return next(proc for proc in self.procs if proc.name == name)
+
+    @property
+    def controller(self) -> Proc:
+        return self[CONTROLLER]
+
+    @property
+    def workers(self) -> tuple[Proc, ...]:
+        return tuple(proc for proc in self.procs if proc.role != "controller")
+
+    def of(self, role: Role) -> tuple[Proc, ...]:
+        return tuple(proc for proc in self.procs if proc.role == role)
+
+    def component_of(self, node: str) -> Component:
+        return next(component for component in self.components if node in component.nodes)
+
+    @property
+    def gpu_hours(self) -> float:
+        """Upper bound: if the run uses its whole time limit."""
+        return sum(component.num_gpus for component in self.components) * self.time_minutes / 60
+
+    @property
+    def cost(self) -> float:
+        """Upper bound, in the site's unit. A class without a cost counts as 0."""
+        return sum(component.cost_per_hour for component in self.components) * self.time_minutes / 60
