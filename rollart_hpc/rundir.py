@@ -6,7 +6,8 @@
       plan.json                    processes and their nodes, as planned when the run was created
       model/  base_model.log       base model, and the log of making it
       preloaded.log                log of the process that roles with torch are forked from
-      keys/attempt_N/              CURVE keys
+      keys/attempt_N/  agents_N/   CURVE keys, of attempts and of the supervisors that agents answer to
+      agents.json                  on a cluster: where agents find the supervisor
       attempts/attempt_N/          controller.json, trainer_rendezvous.json, logs/NAME.log, trace/NAME.jsonl
       latest -> attempts/attempt_N
       checkpoints/step_N/          committed once it holds committed.json; step_N.tmp is one being written
@@ -179,6 +180,18 @@ class RunDir:
 
     def keys(self, attempt: int) -> Path:
         return self.path / "keys" / f"attempt_{attempt}"
+
+    def agent_keys(self, epoch: int) -> Path:
+        """Of the `epoch`-th supervisor of this run that has agents."""
+        return self.path / "keys" / f"agents_{epoch}"
+
+    def last_agent_epoch(self) -> int:
+        return max(_numbers(self.path / "keys", r"agents_(\d+)"), default=0)
+
+    @property
+    def agents(self) -> Path:
+        """{"address": "tcp://...", "epoch": N}: where agents find the supervisor."""
+        return self.path / "agents.json"
 
     def attempt_numbers(self) -> list[int]:
         return _numbers(self.attempts, r"attempt_(\d+)")

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Role = Literal["controller", "env", "engine", "relay", "trainer", "reward", "supervisor"]
+Role = Literal["controller", "env", "engine", "relay", "trainer", "reward", "supervisor", "agent"]
 Purpose = Literal["train", "validate"]
 Frame = bytes | memoryview
 

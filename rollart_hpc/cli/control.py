@@ -17,7 +17,7 @@ from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.hardware import CPU, ENGINE_CLASSES
-from rollart_hpc.launch.command import environment, role_command
+from rollart_hpc.launch.command import environment, role_command, variables
 from rollart_hpc.launch.ownership import ask_to_end, read_ownership, supervisor_pid
 from rollart_hpc.launch.plan import Plan, Proc
 from rollart_hpc.launch.plan_file import read_plan
@@ -79,7 +79,7 @@ def join(args: argparse.Namespace) -> int:
     command = role_command(Order(proc, run.last_attempt(), Path(os.devnull)), run)
     command += _leaving(args)
     print(f"joining {run.path} as {proc.name}", file=sys.stderr, flush=True)
-    os.execve(command[0], command, environment(threads))
+    os.execve(command[0], command, environment(variables(threads)))
 
 
 def _leaving(args: argparse.Namespace) -> list[str]:

@@ -82,7 +82,7 @@ def _start(
     arguments: list[str], stdout: int, stderr: int, preloaded: Preloaded | None
 ) -> ForkedProcess | subprocess.Popen[bytes]:
     # One thread: the model is tiny, and several threads that wait for each other are slow on a shared machine.
-    variables = environment(1)
+    variables = environment()
     if preloaded is not None:
         with suppress(NotPreloaded):
             return preloaded.fork(_MODULE, arguments, variables, stdout, stderr)

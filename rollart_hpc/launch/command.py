@@ -28,7 +28,7 @@ def role_command(order: Order, run: RunDir, *, address: str = "", checkpoint: Pa
     if proc.pool:
         command += ["--pool", proc.pool]
     if proc.role == "trainer":
-        command += ["--rank", str(proc.rank), "--ranks", str(proc.ranks)]
+        command += ["--rank", str(proc.rank), "--ranks", str(proc.ranks), "--local-rank", str(proc.local_rank)]
     if address:
         command += ["--address", address]
     if checkpoint is not None:
@@ -41,18 +41,22 @@ def python(*arguments: str) -> list[str]:
     return [sys.executable, "-P", *arguments]
 
 
-def environment(threads: int = 1) -> dict[str, str]:
+def variables(threads: int = 1) -> dict[str, str]:
     """Numeric libraries get few threads, because the processes of a run share the machine."""
-    variables = dict(os.environ)
-    variables["OMP_NUM_THREADS"] = str(threads)
-    variables["TOKENIZERS_PARALLELISM"] = "false"
-    variables.pop(PARENT_VARIABLE, None)
-    if _PACKAGE_PARENT not in sys.path:  # a checkout that is not installed
-        known = variables.get("PYTHONPATH")
-        variables["PYTHONPATH"] = os.pathsep.join([_PACKAGE_PARENT, known] if known else [_PACKAGE_PARENT])
-    return variables
+    return {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
 
 
-def role_environment(proc: Proc, config: RunConfig) -> dict[str, str]:
+def role_variables(proc: Proc, config: RunConfig) -> dict[str, str]:
+    """What a process needs in its environment besides that of the place it runs in."""
     threads = {"trainer": config.trainer.threads, "engine": config.engine.threads}
-    return environment(threads.get(proc.role, 1))
+    return variables(threads.get(proc.role, 1))
+
+
+def environment(added: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment of a process that this one starts; `added`: by default those for one thread."""
+    chosen = dict(os.environ) | (variables() if added is None else added)
+    chosen.pop(PARENT_VARIABLE, None)
+    if _PACKAGE_PARENT not in sys.path:  # a checkout that is not installed
+        known = chosen.get("PYTHONPATH")
+        chosen["PYTHONPATH"] = os.pathsep.join([_PACKAGE_PARENT, known] if known else [_PACKAGE_PARENT])
+    return chosen

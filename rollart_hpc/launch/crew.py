@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.launch.command import role_command, role_environment
+from rollart_hpc.launch.command import role_command, role_variables
 from rollart_hpc.launch.ownership import write_ownership
 from rollart_hpc.launch.place import Place
 from rollart_hpc.launch.plan import Proc
@@ -34,6 +34,7 @@ class Crew:
         self._run, self._config, self._place = run, config, place
         self._selector, self._on_end = selector, on_end
         self._children: dict[str, Child] = {}
+        self._is_written = True
         self.attempt = 0  # of processes started from now on
         self.address = ""  # of the controller
 
@@ -63,24 +64,25 @@ class Crew:
             address="" if proc.role == "controller" else self.address,
             checkpoint=newest.path if newest else None,
         )
-        self._add(self._place.start(order, [*command, *extra], role_environment(proc, self._config), pass_fds))
+        self._add(self._place.start(order, [*command, *extra], role_variables(proc, self._config), pass_fds))
 
     def start_world(self, relays: tuple[Proc, ...]) -> None:
         """Start all relays as the ranks of one MPI world, which is one child. Each rank has its own log."""
         proc = Proc(RELAY_WORLD, "relay", relays[0].hardware, "")
         order = Order(proc, self.attempt, self._run.log(self.attempt, proc.name), seats=relays)
         command = role_command(order, self._run, address=self.address)
-        self._add(self._place.start_world(order, command, role_environment(proc, self._config)))
+        self._add(self._place.start_world(order, command, role_variables(proc, self._config)))
 
     def _add(self, child: Child) -> None:
         self._children[child.name] = child
         self._selector.register(child, selectors.EVENT_READ, partial(self._on_end, child))
-        self.write()
+        self._is_written = False
 
     def take_out(self, child: Child) -> Child:
         """Stop watching it; the caller ends or reaps it."""
         del self._children[child.name]
         self._selector.unregister(child)
+        self._is_written = False
         return child
 
     def end(self, children: Iterable[Child], grace_s: float = 0.0, term_s: float = 0.0) -> list[tuple[Child, int]]:
@@ -89,5 +91,12 @@ class Crew:
         codes = self._place.end(taken, grace_s, term_s)
         return [(child, codes[child.name]) for child in taken]
 
+    def changed(self) -> None:
+        """The process ids of a child became known."""
+        self._is_written = False
+
     def write(self) -> None:
-        write_ownership(self._run, self.attempt, self._children.values())
+        """Called in every turn of the supervisor's loop: thousands of processes that start at once are one write."""
+        if not self._is_written:
+            write_ownership(self._run, self.attempt, self._children.values())
+            self._is_written = True

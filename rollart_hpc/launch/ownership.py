@@ -25,6 +25,7 @@ class OwnedProcess(msgspec.Struct, frozen=True):
     pid: int
     incarnation: str
     attempt: int
+    host: str = ""  # of the process; empty: that of the supervisor
 
 
 class Ownership(msgspec.Struct, frozen=True):
@@ -42,7 +43,7 @@ class Ownership(msgspec.Struct, frozen=True):
 def write_ownership(
     run: RunDir, attempt: int, children: Iterable[Child], state: RunState = RunState.RUNNING, reason: str = ""
 ) -> None:
-    procs = {c.name: OwnedProcess(c.pid, c.order.incarnation, c.order.attempt) for c in children}
+    procs = {c.name: OwnedProcess(c.pid, c.order.incarnation, c.order.attempt, c.host) for c in children}
     pid = os.getpid()
     owner = Ownership(pid, start_ticks(pid), socket.gethostname(), state, reason, attempt, procs)
     write_atomic(run.supervisor, msgspec.json.format(msgspec.json.encode(owner), indent=1) + b"\n")

@@ -70,6 +70,9 @@ class Plan:
     def of(self, role: Role) -> tuple[Proc, ...]:
         return tuple(proc for proc in self.procs if proc.role == role)
 
+    def on(self, node: str) -> tuple[Proc, ...]:
+        return tuple(proc for proc in self.procs if proc.node == node)
+
     def component_of(self, node: str) -> Component:
         return next(component for component in self.components if node in component.nodes)
 

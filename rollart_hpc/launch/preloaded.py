@@ -1,8 +1,8 @@
 """The supervisor's side of the preloaded process (`roles.preloaded`), from which roles with torch are forked.
 
 Importing torch and transformers takes each such process about five seconds of CPU, and a run on one machine has five
-of them. Forked processes share the imports and most of their memory. This is only an optimization: a role that can't
-be forked is started as a command.
+of them. Forked processes share the imports and most of their memory. Imports don't touch a GPU, so a forked process
+can still choose its own. This is only an optimization: a role that can't be forked is started as a command.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,28 +24,23 @@ from rollart_hpc.processes.forking import Fork, Forked, Reap, Reaped, read_answe
 from rollart_hpc.processes.lifetime import PARENT_VARIABLE
 from rollart_hpc.types import Role
 
-_NVIDIA = Path("/dev/nvidiactl")
-
 
 class NotPreloaded(Exception):
     """The preloaded process is gone; its log says why."""
 
 
 def preloaded_roles(config: RunConfig) -> frozenset[Role]:
-    """The roles to fork. None if they may use a GPU (untested), or if no forkable backend has slow imports."""
-    devices = {config.engine.device, config.trainer.device}
-    if "cuda" in devices or (_NVIDIA.exists() and "auto" in devices):
-        return frozenset()
+    """The roles to fork; none if no forkable backend has slow imports."""
     backends = [backend for backend in _backends(config) if backend.is_forkable]
     if not any(backend.imports for backend in backends):
         return frozenset()  # not worth it for the relays alone
     return frozenset({"relay", *(backend.role for backend in backends)})
 
 
-def preloaded_kinds(config: RunConfig) -> tuple[str, ...]:
-    """The kinds that the preloaded process imports for: see `roles.imports`."""
-    forkable = (backend for backend in _backends(config) if backend.is_forkable)
-    return ("relay", "base_model", *(f"{backend.role}.{backend.kind}" for backend in forkable))
+def preloaded_kinds(config: RunConfig, roles: Container[str] = ("engine", "trainer", "base_model")) -> tuple[str, ...]:
+    """What the preloaded process imports, if it forks `roles`: see `roles.imports`."""
+    forkable = (backend for backend in _backends(config) if backend.is_forkable and backend.role in roles)
+    return ("relay", *(["base_model"] if "base_model" in roles else []), *(f"{b.role}.{b.kind}" for b in forkable))
 
 
 def _backends(config: RunConfig) -> tuple[Backend, Backend]:

@@ -1,6 +1,7 @@
-"""One child process of the supervisor: started in its own session, watched by pidfd, ended by id.
+"""A process of the run: the contract of a child, and children of this machine.
 
-Owns starting and ending it, and its log file. Does not decide whether or where a process runs (`launch.place`).
+A local one is started in its own session, watched by pidfd and ended by id. Owns starting and ending it, and its log
+file. Does not decide whether or where a process runs (`launch.place`). Children on other nodes: `launch.agents`.
 """
 
 from __future__ import annotations
@@ -53,12 +54,22 @@ class Process(Protocol):
     def wait(self, timeout: float | None = None) -> int: ...
 
 
-@dataclass
-class Child:
+class Child(Protocol):
+    """A process of the run, here or on another node, as the supervisor sees it."""
+
     order: Order
-    popen: Process
-    pidfd: int
-    started_s: float = field(default_factory=time.monotonic)
+    started_s: float
+    is_orphan: bool  # its node is lost, and the process with it
+
+    @property
+    def pid(self) -> int:
+        """On its host; 0 until it is known."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """Empty: this one."""
+        ...
 
     @property
     def proc(self) -> Proc:
@@ -72,28 +83,52 @@ class Child:
     def log(self) -> Path:
         return self.order.log
 
+    def fileno(self) -> int:
+        """For selectors: readable once the process has ended."""
+        ...
+
+    def has_ended(self) -> bool:
+        return bool(wait_for_any([self], 0.0))
+
+    def signal(self, number: int) -> None: ...
+
+    def kill_group(self) -> None:
+        """Kill the process and everything it started."""
+        ...
+
+    def reap(self, timeout_s: float = 30.0) -> int:
+        """The exit code (negative: a signal). Kills the rest of its process group first."""
+        ...
+
+
+@dataclass
+class LocalChild(Child):
+    """A process of this machine, watched by its pidfd."""
+
+    order: Order
+    popen: Process
+    pidfd: int
+    started_s: float = field(default_factory=time.monotonic)
+    is_orphan: bool = False
+    host: str = ""
+
     @property
     def pid(self) -> int:
         return self.popen.pid
 
     def fileno(self) -> int:
-        """For selectors: readable once the process has ended."""
         return self.pidfd
-
-    def has_ended(self) -> bool:
-        return bool(select.select([self.pidfd], [], [], 0)[0])
 
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
     def kill_group(self) -> None:
-        """Kill the process and everything it started. Its id can't have been reused, because it is not reaped yet."""
+        """Its id can't have been reused, because it is not reaped yet."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def reap(self, timeout_s: float = 30.0) -> int:
-        """The exit code (negative: a signal). Kills the rest of its process group first."""
         self.kill_group()
         code = self.popen.wait(timeout_s)
         os.close(self.pidfd)
@@ -111,15 +146,14 @@ def start_child(
     environment: dict[str, str],
     pass_fds: tuple[int, ...] = (),
     *,
-    kind: type[Child] = Child,
-    stdin: int = subprocess.DEVNULL,
-) -> Child:
+    kind: type[LocalChild] = LocalChild,
+) -> LocalChild:
     """Call from the main thread: the kernel ends a child when the thread that started it ends."""
     output = open_log(order.log)
     try:
         popen = subprocess.Popen(
             command,
-            stdin=stdin,
+            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             env=environment,
@@ -151,14 +185,18 @@ def end_children(children: Iterable[Child], grace_s: float = 0.0, term_s: float 
 def wait_for(children: Sequence[Child], timeout_s: float) -> None:
     """Wait until all have ended, or until the timeout."""
     deadline_s = time.monotonic() + timeout_s
-    poll = select.poll()
-    waiting = {child.pidfd for child in children}
-    for fd in waiting:
-        poll.register(fd, select.POLLIN)
+    waiting = list(children)
     while waiting:
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             return
-        for fd, _ in poll.poll(left_s * 1000):
-            poll.unregister(fd)
-            waiting.discard(fd)
+        ended = wait_for_any(waiting, left_s)
+        waiting = [child for child in waiting if child.fileno() not in ended]
+
+
+def wait_for_any(children: Sequence[Child], timeout_s: float) -> set[int]:
+    """Descriptors of those that have ended; waits for the first, or until the timeout."""
+    poll = select.poll()
+    for child in children:
+        poll.register(child.fileno(), select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(timeout_s * 1000)}

@@ -8,9 +8,10 @@
     SIGINT, SIGTERM, SIGHUP            the controller is asked to checkpoint and end; a second signal kills everything
     SIGUSR1, the time limit is near    the same; a job is then requeued
     the place is about to kill all     the controller is asked to end without a checkpoint
+    a node                             its processes start again when it is back; all ranks restart if it had one
     no progress                        stacks are dumped into the logs, the run ends
 
-Everything runs in one thread around one selector: pidfds, signals, the controller's first line of output, its
+Everything runs in one thread around one selector: children, nodes, signals, the controller's first line of output, its
 messages, and timers. No process outlives the supervisor that started it.
 """
 
@@ -21,7 +22,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Literal
@@ -35,8 +36,8 @@ from rollart_hpc.launch.crew import Crew
 from rollart_hpc.launch.elastic.local import LocalWorkers, is_elastic
 from rollart_hpc.launch.elastic.scaling import Elastic, ElasticWorkers
 from rollart_hpc.launch.ownership import write_ownership
-from rollart_hpc.launch.place import LocalPlace, Place
-from rollart_hpc.launch.plan import CONTROLLER, Plan
+from rollart_hpc.launch.place import Came, Leaving, Left, LocalPlace, Place
+from rollart_hpc.launch.plan import CONTROLLER, Plan, Proc
 from rollart_hpc.launch.process import Child, new_incarnation, wait_for
 from rollart_hpc.launch.restarts import RestoreBudget, RoleBudget
 from rollart_hpc.launch.screen import Screen
@@ -83,11 +84,13 @@ class Supervisor:
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._roles = RoleBudget(config.restarts.per_role)
         self._restores = RestoreBudget(config.restarts.attempts)
-        self._watchdog = Watchdog(config.timeouts, plan)
+        self._watchdog = Watchdog(config.timeouts)
         self._controller_attempt = 0
         self._ready: int | None = None  # the pipe on which the controller writes its address
         self._link: Link | None = None
         self._told: Progress | None = None  # the last report of this attempt's controller
+        self._given_up: set[str] = set()  # processes that have used up their restarts
+        self._trainer_waits = False  # for the nodes of its ranks
         self._draining = self._hurries = False
         self._outcome: Outcome | None = None
         self._ticked_s = 0.0
@@ -100,6 +103,8 @@ class Supervisor:
         try:
             with self._signals:
                 self._selector.register(self._signals, selectors.EVENT_READ, self._interrupted)
+                if self._place.nodes is not None:
+                    self._selector.register(self._place.nodes, selectors.EVENT_READ, self._nodes_changed)
                 self._begin_attempt()
                 while self._outcome is None:
                     self._turn()
@@ -130,6 +135,7 @@ class Supervisor:
         if now - self._ticked_s >= TICK_S:
             self._ticked_s = now
             self._tick(now)
+        self._crew.write()
 
     def _after(self, delay_s: float, action: Callable[[], None]) -> None:
         self._timers.append((time.monotonic() + delay_s, action))
@@ -141,6 +147,9 @@ class Supervisor:
         status = self._status()
         if status is not None:
             self._screen.show(status)
+        self._place.tick(now)
+        if not self._can_train():
+            self._watchdog.touch(now)  # the run waits for nodes, and its place says for which
         if self._place.left_s() <= 0 and not self._draining:
             self._drain("limit", "the job is near its time limit")
         if self._draining and not self._hurries and self._place.is_closing():
@@ -159,6 +168,7 @@ class Supervisor:
         make_keys(self._run.keys(attempt))
         self._watchdog.reset(time.monotonic())
         self._told = None
+        self._trainer_waits = False
         self._note(f"attempt {attempt} begins {self._origin()}")
         self._ready, write = os.pipe()
         try:
@@ -186,13 +196,49 @@ class Supervisor:
         self._start_workers()
 
     def _start_workers(self) -> None:
-        relays = self._plan.of("relay")
-        in_world = self._config.weights.collective == "mpi" and len(relays) > 1
-        for proc in self._plan.workers:
-            if not (in_world and proc.role == "relay"):
-                self._crew.start(proc)
-        if in_world:
+        for node in dict.fromkeys(proc.node for proc in self._plan.workers):
+            if self._place.has(node):
+                self._start_on(node)
+        self._trainer_waits = True
+        self._start_waiting()
+
+    def _start_on(self, node: str) -> None:
+        """Start what the plan has on this node, except what must start together with others."""
+        for proc in self._plan.on(node):
+            if proc.role not in ("controller", "trainer") and not (self._has_world and proc.role == "relay"):
+                self._start(proc)
+
+    def _start(self, proc: Proc) -> None:
+        """Unless it is running or given up, or its node is lost; it is then started when the node is back."""
+        if self._crew.get(proc.name) is None and proc.name not in self._given_up and self._place.has(proc.node):
+            self._crew.start(proc)
+            self._watchdog.expect(proc)
+
+    def _start_waiting(self) -> None:
+        """Start what needs several nodes, once they are all there: the trainer's ranks, the MPI world of relays."""
+        relays, trainers = self._plan.of("relay"), self._plan.of("trainer")
+        if self._trainer_waits and self._has_all(trainers):
+            self._trainer_waits = False
+            for proc in trainers:
+                self._start(proc)
+        if self._has_world and not self._crew.of("relay") and self._has_all(relays):
             self._crew.start_world(relays)
+            for proc in relays:
+                self._watchdog.expect(proc)
+
+    @property
+    def _has_world(self) -> bool:
+        return self._config.weights.collective == "mpi" and len(self._plan.of("relay")) > 1
+
+    def _has_all(self, procs: Iterable[Proc]) -> bool:
+        return all(self._place.has(proc.node) for proc in procs)
+
+    def _can_train(self) -> bool:
+        """Are the nodes there without which no step can be trained?"""
+        engines = self._plan.of("engine")
+        return self._has_all(self._plan.of("trainer")) and (
+            not engines or any(self._place.has(proc.node) for proc in engines)
+        )
 
     def _connect(self) -> Link:
         attempt, node = self._controller_attempt, self._plan.controller.node
@@ -209,7 +255,6 @@ class Supervisor:
 
     def _settle(self, child: Child, code: int) -> None:
         """The process has ended and is no longer watched: tell the controller, decide what to do."""
-        self._crew.write()
         self._note(f"{child.name} ended: {failures.describe(code)}", is_news=code != 0)
         if child.name == CONTROLLER:
             self._controller_ended(child, code)
@@ -238,14 +283,18 @@ class Supervisor:
     def _worker_ended(self, child: Child, code: int) -> None:
         if code == 0 or self._draining:
             return  # it was asked to end
-        if child.order.seats:
+        if child.is_orphan:
+            self._watchdog.excuse(child.proc)
+            if child.proc.role == "trainer":
+                self._restore_trainer(child, 0.0)
+        elif child.order.seats:
             self._leave_world(child)
         elif code == ExitCode.USER:
             raise failures.reason_of(child, code)
         elif is_elastic(child):
             self._elastic.failed(f"{child.name} ended: {failures.describe(code)}")
         elif child.proc.role == "trainer":
-            self._restore_trainer(child, code)
+            self._restore_trainer(child, self._next_restore(child, code))
         else:
             self._start_again(child, code)
 
@@ -260,25 +309,27 @@ class Supervisor:
         delay_s = self._roles.next_delay_s(child.name, time.monotonic() - child.started_s)
         if delay_s is not None:
             self._note(f"restarting {child.name} in {delay_s:g} s")
-            self._after(delay_s, partial(self._crew.start, child.proc))
+            self._after(delay_s, partial(self._start, child.proc))
         elif child.proc.role == "relay" or not self._crew.of(child.proc.role):
             raise failures.gave_up(child, code, f"restarts.per_role = {self._config.restarts.per_role}", self._run)
         else:
+            self._given_up.add(child.name)
             self._watchdog.excuse(child.proc)
             self._note(f"{child.name} has used up restarts.per_role: the run continues without it")
 
-    def _restore_trainer(self, child: Child, code: int) -> None:
-        delay_s = self._next_restore(child, code)
+    def _restore_trainer(self, child: Child, delay_s: float) -> None:
         for rank, rank_code in self._crew.end(self._crew.of("trainer")):
             self._tell(Exited(rank.name, rank.order.incarnation, rank_code))
-        self._after(delay_s, self._begin_trainer_attempt)
+        if not self._trainer_waits:
+            self._after(delay_s, self._begin_trainer_attempt)
 
     def _begin_trainer_attempt(self) -> None:
+        """Ranks start when all their nodes are there."""
         self._crew.attempt = self._run.begin_attempt(under=self._controller_attempt)
         self._watchdog.touch(time.monotonic())
         self._note(f"attempt {self._crew.attempt} of the trainer begins {self._origin()}")
-        for proc in self._plan.of("trainer"):
-            self._crew.start(proc)
+        self._trainer_waits = True
+        self._start_waiting()
 
     def _next_restore(self, child: Child, code: int) -> float:
         newest = self._run.newest_checkpoint()
@@ -309,6 +360,28 @@ class Supervisor:
             self._selector.unregister(self._link)
             self._link.close(reason)
             self._link = None
+
+    # --- nodes ---------------------------------------------------------------------------------
+
+    def _nodes_changed(self) -> None:
+        assert self._place.nodes is not None
+        for change in self._place.nodes.take():
+            if isinstance(change, Came):
+                self._note(f"node {change.node} is there")
+                if self._link is not None and not self._draining:
+                    self._start_on(change.node)
+                    self._start_waiting()
+            elif isinstance(change, Left):
+                self._note(f"node {change.node} is lost: {change.reason}")
+            elif isinstance(change, Leaving):
+                self._node_leaves(change)
+        self._crew.changed()
+
+    def _node_leaves(self, change: Leaving) -> None:
+        if self._place.shares_fate(change.node):
+            self._drain("signal", f"node {change.node}: {change.reason}")
+        else:
+            self._note(f"node {change.node} leaves soon: {change.reason}")
 
     # --- the user and the controller -----------------------------------------------------------
 
@@ -350,7 +423,7 @@ class Supervisor:
         silent: list[Silent] = []
         try:
             while (received := self._link.recv(0)) is not None:
-                if isinstance(received[0], Warned):
+                if isinstance(received[0], Warned) and self._shares_fate(received[0].name):
                     self._drain("signal", f"{received[0].name} was warned that it will be ended")
                 if isinstance(received[0], Silent):
                     silent.append(received[0])
@@ -362,6 +435,10 @@ class Supervisor:
             self._close_link("closed")
         for process in silent:
             self._end_silent(process)
+
+    def _shares_fate(self, name: str) -> bool:
+        child = self._crew.get(name)
+        return child is not None and self._place.shares_fate(child.proc.node)
 
     def _end_silent(self, process: Silent) -> None:
         """End and replace a process that is alive but stuck: stopped, or in a loop that blocks all its threads."""

@@ -12,14 +12,12 @@ import gc
 import json
 import logging
 import os
-import random
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, cast
 
-from rollart_hpc.errors import RollartError, SiteError
+from rollart_hpc.errors import RollartError
 from rollart_hpc.files import write_json
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
@@ -35,7 +33,7 @@ from rollart_hpc.types import Frame, Role
 from rollart_hpc.vocabulary import EventKind, ProcessState, RunState
 from rollart_hpc.wire import keys, members
 from rollart_hpc.wire import messages as ms
-from rollart_hpc.wire.hub import Hub
+from rollart_hpc.wire.hub import listen
 from rollart_hpc.wire.interfaces import address_of
 
 SUPERVISOR = "supervisor"
@@ -54,7 +52,7 @@ class Controller:
         saved = checkpoints.load(start.checkpoint, self.payloads) if start.checkpoint else None
         self.core = Core(rules_of(start.config), start.attempt, saved)
         self.payloads.keep_only(self.core.trajectories.all)
-        self.hub = _listen(address_of(start.control), start.ports, keys.load_server(start.run.keys(start.attempt)))
+        self.hub = listen(address_of(start.control), start.ports, keys.load_server(start.run.keys(start.attempt)))
         timeouts = start.config.timeouts
         self.members = members.Members(
             self.hub, attempt=start.attempt, heartbeat_s=timeouts.heartbeat_s, silence_s=timeouts.silence_s
@@ -283,17 +281,6 @@ class Controller:
                 self.members.handle(name, message)
         self.journal.close()
         self.hub.close()
-
-
-def _listen(host: str, ports: str, server_keys: keys.ServerKeys) -> Hub:
-    """Listen on any free port, or on a free one in the range `LOW-HIGH`."""
-    if not ports:
-        return Hub(host, server_keys)
-    low, high = (int(port) for port in ports.split("-"))
-    for port in random.sample(range(low, high + 1), high + 1 - low):
-        with suppress(SiteError):
-            return Hub(host, server_keys, port=port)
-    raise SiteError(f"no free port in {ports} on {host}", "widen network.ports in the site file")
 
 
 def _announce(start: Start, controller: Controller) -> None:

@@ -70,6 +70,9 @@ def main() -> None:
     end_with_parent()
     control = socket.socket(fileno=int(sys.argv[1]))
     load(*sys.argv[2:])
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        sys.exit("an import has initialized CUDA, so no process can be forked from this one")
     serve(control)
 
 

@@ -71,6 +71,7 @@ class Start:
     rank: int
     ranks: int
     incarnation: str
+    local_rank: int = 0  # trainer: number among the ranks of its node
     checkpoint: Path | None = None  # committed checkpoint to start from; None = base model
     idle_s: float = math.inf  # leave after this many seconds without work
     live_s: float = math.inf  # leave after this many seconds in any case
@@ -103,6 +104,7 @@ def parse(role: Role, arguments: list[str] | None = None) -> Start:
         pool=args.pool,
         rank=args.rank,
         ranks=args.ranks,
+        local_rank=args.local_rank,
         incarnation=args.incarnation or secrets.token_hex(8),
         checkpoint=args.checkpoint,
         idle_s=args.idle_s,
@@ -147,6 +149,7 @@ def _parser(role: Role) -> argparse.ArgumentParser:
     parser.add_argument("--pool", default="", help="hardware class of an engine")
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--local-rank", type=int, default=0, help="number among the trainer ranks of its node")
     parser.add_argument("--checkpoint", type=Path, default=None)
     parser.add_argument("--idle-s", type=float, default=math.inf, help="leave after this many seconds without work")
     parser.add_argument("--live-s", type=float, default=math.inf, help="leave after this many seconds in any case")

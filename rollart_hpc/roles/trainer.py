@@ -23,7 +23,9 @@ def main(start: Start) -> None:
     host = data_address(start)
     set_up_cpu(start.config.trainer.threads)
     rendezvous = start.run.trainer_rendezvous(start.attempt)
-    world = open_world(start.rank, start.ranks, start.config.trainer.device, rendezvous, host)
+    world = open_world(
+        start.rank, start.ranks, start.config.trainer.device, rendezvous, host, local_rank=start.local_rank
+    )
     with rank_errors(), Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
         trainer = make_trainer(start.config, start.run.model, world)
         if start.checkpoint is not None:

@@ -87,9 +87,17 @@ def rank_errors() -> Iterator[None]:
         raise SiteError(what, "see the logs of the other trainer ranks") from None
 
 
-def open_world(rank: int, size: int, device: str, rendezvous: Path | None = None, host: str = "127.0.0.1") -> World:
+def open_world(
+    rank: int,
+    size: int,
+    device: str,
+    rendezvous: Path | None = None,
+    host: str = "127.0.0.1",
+    *,
+    local_rank: int = 0,
+) -> World:
     """Meet the other ranks through the file `rendezvous` (unused if there is only one rank)."""
-    place = pick_device(device, rank)
+    place = pick_device(device, local_rank)
     backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
     if place.type == "cuda":
         torch.cuda.set_device(place)
@@ -111,12 +119,13 @@ def set_up_cpu(num_threads: int) -> None:
     torch.set_flush_denormal(True)
 
 
-def pick_device(name: str, rank: int) -> torch.device:
+def pick_device(name: str, local_rank: int) -> torch.device:
+    """The ranks of a node see all of its trainer GPUs, so that NCCL can use the links between them."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise SiteError("trainer.device is cuda, but this node has no usable GPU", "set trainer.device=auto")
-    return torch.device("cuda", rank % torch.cuda.device_count())
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
 def _open_store(rendezvous: Path, host: str) -> Store:

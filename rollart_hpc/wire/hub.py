@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import time
 from collections import Counter
+from contextlib import suppress
 
 import zmq
 import zmq.utils.monitor
@@ -108,6 +110,10 @@ class Hub:
         router.tcp_keepalive_cnt = 3
         router.backlog = 1024  # a whole cluster connects at once
         return router
+
+    def watch(self, descriptor: int) -> None:
+        """`poll` also returns when this file descriptor is readable."""
+        self._poller.register(descriptor, zmq.POLLIN)
 
     # --- messages --------------------------------------------------------------------------------
 
@@ -256,3 +262,14 @@ class Hub:
         self._router.close()
         self._zap.close(0)
         self._context.term()
+
+
+def listen(host: str, ports: str, server_keys: ServerKeys) -> Hub:
+    """A hub on any free port, or on a free one in the range `LOW-HIGH`."""
+    if not ports:
+        return Hub(host, server_keys)
+    low, high = (int(port) for port in ports.split("-"))
+    for port in random.sample(range(low, high + 1), high + 1 - low):
+        with suppress(SiteError):
+            return Hub(host, server_keys, port=port)
+    raise SiteError(f"no free port in {ports} on {host}", "widen network.ports in the site file")

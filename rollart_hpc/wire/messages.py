@@ -125,6 +125,71 @@ class Drain(Message):
     at_once: bool = False
 
 
+# --- agents ----------------------------------------------------------------------------------
+# Between the supervisor and the agent of a node, over a hub of their own.
+
+
+class Offer(Message):
+    """agent -> supervisor, after Hello: what its node has for the run."""
+
+    host: str
+    nodes: list[str]  # of the plan, that it stands for; empty: the supervisor knows them by host and job
+    job: str  # Slurm's id of the job that contains it; "" = none
+    hardware: str  # class of the site, for a node that is not in the plan
+    pool: str  # pool whose engines it offers to run, for a node that is not in the plan
+    gpus: list[str]  # as in CUDA_VISIBLE_DEVICES
+    cpus: int
+    memory_gb: float
+
+
+class Launch(Message):
+    """supervisor -> agent: start this process. `arguments` are those of the agent's own Python."""
+
+    name: str
+    role: str
+    incarnation: str
+    attempt: int
+    arguments: list[str]
+    variables: dict[str, str]
+    log: str
+    gpus: list[int]  # numbers among the node's GPUs
+    cpus: int  # to pin it to; 0 = any
+
+
+class Launched(Message):
+    """agent -> supervisor."""
+
+    name: str
+    incarnation: str
+    pid: int
+
+
+class Signalled(Message):
+    """supervisor -> agent: send this signal to the process."""
+
+    name: str
+    incarnation: str
+    number: int
+
+
+class EndProcess(Message):
+    """supervisor -> agent: wait `grace_s`, then SIGTERM, wait `term_s`, then SIGKILL to all it started."""
+
+    name: str
+    incarnation: str
+    grace_s: float
+    term_s: float
+
+
+class Died(Message):
+    """agent -> supervisor: the process has ended, or could not be started (`reason`). Negative codes are signals."""
+
+    name: str
+    incarnation: str
+    code: int
+    reason: str = ""
+
+
 # --- environments ----------------------------------------------------------------------------
 
 
@@ -418,6 +483,7 @@ class Saved(Message):
 
 AnyMessage = Union[
     Hello, Welcome, Refused, WhoAreYou, Heartbeat, HeartbeatAck, Bye, Stop, Exited, Silent, Warned, Progress, Drain,
+    Offer, Launch, Launched, Signalled, EndProcess, Died,
     Play, Cancel, TurnWanted, Resend, Ended,
     Generate, Abort, Forget, PrefixMissing, Prefilled, Generated,
     Published, PublishAgain, Adopt, Held, TransferOffer, TransferReady, TransferJoin, TransferFailed, TransferSent,

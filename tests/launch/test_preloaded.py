@@ -92,10 +92,6 @@ def test_children_die_with_it_and_what_follows_is_started_plainly(
     server.close()
 
 
-def test_no_role_that_may_use_a_gpu_is_forked() -> None:
-    assert preloaded_roles(RunConfig(engine=EngineConfig(device="cuda"))) == frozenset()
-
-
 def test_roles_share_imports_where_there_is_enough_to_share() -> None:
     both = frozenset({"relay", "engine", "trainer"})
     assert preloaded_roles(RunConfig()) == both

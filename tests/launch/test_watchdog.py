@@ -8,15 +8,18 @@ from rollart_hpc.wire.messages import Progress
 
 ALL = {"env": 1, "engine": 2, "relay": 2, "trainer": 1, "reward": 1}  # of two trainer ranks the first one joins
 
+PLAN = make_plan(RunConfig(trainer=TrainerConfig(ranks=2)))
+
 
 def told(progress: int, **alive: int) -> Progress:
     return Progress(RunState.RUNNING, progress, 0, alive)
 
 
 def make() -> Watchdog:
-    plan = make_plan(RunConfig(trainer=TrainerConfig(ranks=2)))
-    watchdog = Watchdog(TimeoutConfig(start_s=10, idle_s=20), plan)
+    watchdog = Watchdog(TimeoutConfig(start_s=10, idle_s=20))
     watchdog.reset(100.0)
+    for proc in PLAN.workers:
+        watchdog.expect(proc)
     return watchdog
 
 
@@ -40,7 +43,7 @@ def test_then_progress_counts() -> None:
 
 def test_a_process_that_is_given_up_is_not_waited_for() -> None:
     watchdog = make()
-    watchdog.excuse(watchdog.plan["engine-compute-0"])
+    watchdog.excuse(PLAN["engine-compute-0"])
     watchdog.see(told(1, **{**ALL, "engine": 1}), 105)
     assert watchdog.verdict(111) == ""
 

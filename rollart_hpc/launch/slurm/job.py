@@ -29,7 +29,6 @@ from rollart_hpc.config.resolved import read_resolved, read_site
 from rollart_hpc.errors import RollartError, SiteError
 from rollart_hpc.files import write_json
 from rollart_hpc.launch.base_model import prepare_model
-from rollart_hpc.launch.command import role_environment
 from rollart_hpc.launch.elastic.slurm import SlurmWorkers
 from rollart_hpc.launch.ownership import has_finished, write_ownership
 from rollart_hpc.launch.plan import Component
@@ -49,7 +48,7 @@ from rollart_hpc.launch.supervisor import DRAIN_S, LEAVE_S, Supervisor, Why
 from rollart_hpc.observe import perfetto
 from rollart_hpc.observe.report import write_report
 from rollart_hpc.observe.status import Cluster, GpuHours, Status, read_status
-from rollart_hpc.processes.lifetime import end_with_parent
+from rollart_hpc.processes.lifetime import end_with_parent, raise_file_limit
 from rollart_hpc.rundir import RunDir, open_run_dir
 from rollart_hpc.vocabulary import ExitCode, RunState
 
@@ -107,10 +106,10 @@ class Job:
 
     def _supervise(self) -> tuple[RunState, Why]:
         budget = Budget(self.slurm, self.allocation.leader, self.config.job.signal_s)
-        place = SlurmPlace(self.run.path, self.plan, self.site, self.allocation, self.slurm, budget)
+        place = SlurmPlace(self.run, self.config, self.plan, self.site, self.allocation, self.slurm, budget)
         workers = SlurmWorkers(self.run, self.config, self.slurm)
         try:
-            self._warm_up(place)
+            place.open()
             with _ended_by_signals():
                 prepare_model(self.run, self.config, self.out.say)
             supervisor = Supervisor(self.run, self.config, self.plan, self.out, place, workers)
@@ -119,22 +118,8 @@ class Job:
             return RunState.DRAINED, "limit"
         finally:
             workers.close()
-            place.cool_down()
+            place.close()
             run_epilogues(self.run.path, self.plan, self.site, self.allocation, self.out.say)
-
-    def _warm_up(self, place: SlurmPlace) -> None:
-        """The nodes are idle while the base model is made, so their roles import what they need."""
-        config = self.config
-        kinds = {
-            "engine": f"engine.{config.engine.kind}",
-            "trainer": f"trainer.{config.trainer.kind}",
-            "relay": "relay",
-        }
-        if config.weights.collective == "mpi":
-            del kinds["relay"]  # relays start together, as one MPI world
-        for proc in self.plan.workers:
-            if proc.role in kinds:
-                place.warm_up(proc, kinds[proc.role], role_environment(proc, config))
 
     # --- records ---------------------------------------------------------------------------------
 
@@ -244,6 +229,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--held-by", default="script", choices=get_args(record.HeldBy), help="what owns the job")
     args = parser.parse_args(arguments)
     os.umask(0o077)  # files of a run are private to its user
+    raise_file_limit()  # a supervisor has a descriptor for each process
     end_with_parent(signal.SIGTERM)  # the parent is debug's prompt, if that started it
     # The time limit's signal may come before the supervisor handles it. Children must not inherit an ignored signal.
     signal.signal(signal.SIGUSR1, lambda *_: None)

@@ -1,39 +1,40 @@
-"""The nodes of a Slurm job as a place: each process is a job step. Owns srun's options and how a step is ended.
+"""The nodes of a Slurm job as a place: the agents of its nodes start the processes. Owns how steps are ended.
 
-The child is the local srun: it lives as long as its step, forwards signals and returns the exit code. On SIGTERM it
-kills the step's processes. A step whose srun is gone is cancelled by id, which is looked up by the step's unique name.
-The controller runs next to the supervisor, in the batch step, because it must be reachable at once.
+The controller runs next to the supervisor, in the batch step, because it must be reachable at once. The MPI world of
+relays is a job step of its own. An srun ends its step on SIGTERM; a step whose srun is gone is cancelled by id, which
+is looked up by the step's unique name.
 """
 
 from __future__ import annotations
 
 import math
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
-from pathlib import Path
 
+from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import UserError
-from rollart_hpc.launch.command import python
-from rollart_hpc.launch.place import LocalPlace
-from rollart_hpc.launch.plan import CONTROLLER, Component, Plan, Proc
+from rollart_hpc.launch.agents.child import RemoteChild
+from rollart_hpc.launch.agents.server import AgentServer, Arrived, Departed, Warning
+from rollart_hpc.launch.place import Came, Change, Leaving, Left, LocalPlace, Nodes
+from rollart_hpc.launch.plan import CONTROLLER, Plan, Proc
 from rollart_hpc.launch.process import Child, Order, start_child, wait_for
+from rollart_hpc.launch.slurm.agent_steps import AgentSteps, inside, step_environment, step_name
 from rollart_hpc.launch.slurm.allocation import Allocation
 from rollart_hpc.launch.slurm.budget import Budget
-from rollart_hpc.launch.slurm.commands import Slurm, SlurmError, clean_environment
+from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
 from rollart_hpc.launch.slurm.requeue import requeue_the_rest, time_to_leave_s
-from rollart_hpc.launch.slurm.step import SrunStep, WarmSteps
+from rollart_hpc.launch.slurm.step import SrunStep
 from rollart_hpc.processes.lifetime import STAYS_VARIABLE
 from rollart_hpc.rundir import RunDir
+from rollart_hpc.wire.interfaces import address_of
 
 SRUN_S = 8.0  # maximum time for srun to end its step
 CANCEL_S = 5.0
+ANSWER_S = 10.0  # maximum time for an agent to end a process, in addition to what the process gets
 AFTER_S = 40.0  # time needed after the last checkpoint of a job: ending steps, epilogues, the requeue
 QUERY_S = 10.0  # timeout of Slurm queries, during which the supervisor waits
 
@@ -42,13 +43,77 @@ class SlurmPlace:
     is_patient = True  # Slurm follows its SIGTERM with SIGKILL by itself
 
     def __init__(
-        self, run_dir: Path, plan: Plan, site: SiteConfig, allocation: Allocation, slurm: Slurm, budget: Budget
+        self,
+        run: RunDir,
+        config: RunConfig,
+        plan: Plan,
+        site: SiteConfig,
+        allocation: Allocation,
+        slurm: Slurm,
+        budget: Budget,
     ) -> None:
-        self._run_dir, self._plan, self._site = run_dir, plan, site
+        self._run, self._config, self._plan, self._site = run, config, plan, site
         self._allocation, self._slurm, self._budget = allocation, slurm, budget
         self._local = LocalPlace()
-        self._warm = WarmSteps()
         self._leave_s = math.inf  # on the local monotonic clock
+        self._agents: dict[str, str] = {}  # agent by host
+        self._steps = AgentSteps(run, config, plan, site, allocation, lambda step: self._cancel([step]))
+        self.nodes: Nodes | None = None
+
+    def open(self) -> None:
+        """Start the agents: they import what their roles need while the base model is made."""
+        network, timeouts = self._site.network, self._config.timeouts
+        self._server = AgentServer(
+            self._run,
+            address_of(network.control),
+            network.ports,
+            heartbeat_s=timeouts.heartbeat_s,
+            silence_s=timeouts.silence_s,
+        )
+        self.nodes = self
+        self._steps.open()
+
+    def close(self) -> None:
+        """End the agents."""
+        if self.nodes is not None:
+            self._server.close()
+            wait_for(self._steps.running, SRUN_S)
+            self.end(self._steps.running)
+
+    # --- nodes -----------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self._server.fileno()
+
+    def take(self) -> list[Change]:
+        changes: list[Change] = []
+        for news in self._server.take():
+            if isinstance(news, Arrived):
+                self._agents[news.offer.host] = news.agent
+                changes += [Came(node) for node in self._nodes_of(news.offer.host)]
+                continue
+            host = next((host for host, agent in self._agents.items() if agent == news.agent), "")
+            if isinstance(news, Departed) and host:
+                del self._agents[host]
+                self._steps.lost(host)
+                changes += [Left(node, news.reason) for node in self._nodes_of(host)]
+            elif isinstance(news, Warning):
+                changes += [Leaving(node, "Slurm is about to end it") for node in self._nodes_of(host)[:1]]
+        return changes
+
+    def _nodes_of(self, host: str) -> list[str]:
+        return [node for node, known in self._allocation.hosts.items() if known == host]
+
+    def has(self, node: str) -> bool:
+        return self._allocation.hosts[node] in self._agents
+
+    def shares_fate(self, node: str) -> bool:
+        return True
+
+    def tick(self, now: float) -> None:
+        self._steps.tick(now)
+
+    # --- the time of the job ---------------------------------------------------------------------
 
     def left_s(self) -> float:
         return self._budget.left_s()
@@ -69,40 +134,21 @@ class SlurmPlace:
     def is_closing(self) -> bool:
         return time.monotonic() >= self._leave_s
 
+    # --- processes -------------------------------------------------------------------------------
+
     def start(
-        self, order: Order, command: list[str], environment: dict[str, str], pass_fds: tuple[int, ...] = ()
+        self, order: Order, command: list[str], variables: dict[str, str], pass_fds: tuple[int, ...] = ()
     ) -> Child:
-        network, variables = self._site.network, self._variables(environment)
+        network = self._site.network
+        variables = variables | network.env
         if order.proc.name == CONTROLLER:
             command = [*command, f"--control={network.control}", f"--ports={network.ports}"]
-            return self._local.start(order, command, variables, pass_fds)
-        command = [*command, f"--data={network.data or network.control}"]
-        return self._warm.take(order, command) or self._step(order, command, variables)
+            return self._local.start(order, command, variables | {STAYS_VARIABLE: "1"}, pass_fds)
+        arguments = [*command[command.index("-m") :], f"--data={network.data or network.control}"]
+        agent = self._agents.get(self._allocation.hosts[order.proc.node], "")
+        return self._server.start(agent, order, arguments, variables)
 
-    def warm_up(self, proc: Proc, kind: str, environment: dict[str, str]) -> None:
-        """Start the step of a process early: it imports what a role of this kind needs, then waits."""
-        order = Order(proc, 0, RunDir(self._run_dir).job_log(proc.name))
-        command = python("-m", "rollart_hpc.roles.warm", kind)
-        self._warm.add(self._step(order, command, self._variables(environment), stdin=subprocess.PIPE))
-
-    def cool_down(self) -> None:
-        """End warm steps that were not used."""
-        self._warm.close()
-
-    def _variables(self, environment: dict[str, str]) -> dict[str, str]:
-        variables = clean_environment(environment) | self._site.network.env | {STAYS_VARIABLE: "1"}
-        variables.pop("CUDA_VISIBLE_DEVICES", None)  # set for the first component, wrong in all others
-        return variables
-
-    def _step(
-        self, order: Order, command: list[str], variables: dict[str, str], stdin: int = subprocess.DEVNULL
-    ) -> SrunStep:
-        component = self._plan.component_of(order.proc.node)
-        options = self._srun(order, component)
-        options.append("--input=none" if stdin == subprocess.DEVNULL else "--input=0")
-        return self._start_step(order, [*options, *self._inside(component, command)], variables, stdin)
-
-    def start_world(self, order: Order, command: list[str], environment: dict[str, str]) -> Child:
+    def start_world(self, order: Order, command: list[str], variables: dict[str, str]) -> Child:
         """A rank finds its process by host name, because Slurm chooses the order of ranks within a component."""
         network = self._site.network
         if self._site.mpi == "none":
@@ -112,36 +158,34 @@ class SlurmPlace:
             )
         hosts = ",".join(self._allocation.hosts[seat.node] for seat in order.seats)
         command = [*command, f"--data={network.data or network.control}", f"--hosts={hosts}"]
-        return self._start_step(order, self._srun_world(order, command), self._variables(environment))
-
-    def _start_step(
-        self, order: Order, full: list[str], variables: dict[str, str], stdin: int = subprocess.DEVNULL
-    ) -> SrunStep:
-        step = start_child(order, full, variables, kind=SrunStep, stdin=stdin)
+        everything = step_environment(self._site) | variables | {STAYS_VARIABLE: "1"}
+        step = start_child(order, self._srun_world(order, command), everything, kind=SrunStep)
         assert isinstance(step, SrunStep)
-        step.slurm_name = step_name(order)
-        step.abandoned = partial(self._cancel, [step])
+        step.slurm_name, step.abandoned = step_name(order), lambda: self._cancel([step])
         return step
 
     def end(self, children: Iterable[Child], grace_s: float = 0.0, term_s: float = 0.0) -> dict[str, int]:
         running = list(children)
-        wait_for(running, grace_s)
+        remote = [child for child in running if isinstance(child, RemoteChild)]
         steps = [child for child in running if isinstance(child, SrunStep)]
-        for child in steps:
-            child.signal(signal.SIGTERM)
-        codes = self._local.end([child for child in running if child not in steps], 0.0, term_s)
+        for child in remote:
+            child.end(grace_s, term_s)
+        if steps:
+            wait_for(steps, grace_s)
+        for step in steps:
+            step.signal(signal.SIGTERM)
+        others = [child for child in running if child not in remote and child not in steps]
+        codes = self._local.end(others, 0.0 if steps else grace_s, term_s)
+        wait_for(remote, grace_s + term_s + ANSWER_S)
         wait_for(steps, SRUN_S)
         left = [step for step in steps if not step.has_ended()]
         if left:
             self._cancel(left)
             wait_for(left, CANCEL_S)
-        return codes | {step.name: step.reap() for step in steps}
+        codes |= {step.name: step.reap() for step in steps}
+        return codes | {child.name: child.reap(0.0) for child in remote}
 
-    # --- srun ------------------------------------------------------------------------------------
-
-    def _srun(self, order: Order, component: Component) -> list[str]:
-        part = self._part(order, component, [order.proc])
-        return ["srun", f"--jobid={self._allocation.leader}", "--mpi=none", "--kill-on-bad-exit=0", *part]
+    # --- the MPI world ---------------------------------------------------------------------------
 
     def _srun_world(self, order: Order, command: list[str]) -> list[str]:
         """One step over all components that have a rank, with one rank space. All ranks end when one fails."""
@@ -153,49 +197,31 @@ class SlurmPlace:
         parts = []
         for _, seats in sorted(by_component.items()):
             component = self._plan.component_of(seats[0].node)
-            parts.append([*self._part(order, component, seats), *self._inside(component, command)])
+            parts.append([*self._part(order, seats), *inside(component, self._plan, self._site, command)])
         return [*full, *parts[0], *(word for part in parts[1:] for word in (":", *part))]
 
-    def _part(self, order: Order, component: Component, procs: list[Proc]) -> list[str]:
-        """One process on each host. All options are explicit: which ones srun inherits depends on Slurm's version."""
-        proc, needs = procs[0], procs[0].needs
-        hosts = ",".join(self._allocation.hosts[each.node] for each in procs)
+    def _part(self, order: Order, seats: list[Proc]) -> list[str]:
+        """One rank on each host, beside the agents."""
+        component = self._plan.component_of(seats[0].node)
+        hosts = ",".join(self._allocation.hosts[seat.node] for seat in seats)
         options = [
-            f"--nodes={len(procs)}", f"--ntasks={len(procs)}", "--ntasks-per-node=1", f"--cpus-per-task={needs.cpus}",
-            f"--nodelist={hosts}", "--export=ALL", "--unbuffered",
-            f"--chdir={self._run_dir}", f"--job-name={step_name(order)}",
+            f"--nodes={len(seats)}", f"--ntasks={len(seats)}", "--ntasks-per-node=1",
+            f"--cpus-per-task={seats[0].needs.cpus}", f"--nodelist={hosts}", "--export=ALL", "--unbuffered",
+            "--overlap", f"--chdir={self._run.path}", f"--job-name={step_name(order)}",
         ]  # fmt: skip
         if self._allocation.is_folded:
-            return [*options, "--overlap"]
-        options += ["--exact", f"--gres={self._gres(proc, component)}"]
+            return options
+        options.append("--gres=none")
         if component.per_node.memory_gb:
-            options.append(f"--mem={int(needs.memory_gb * 1024)}M")
+            options.append("--mem=0")
         if self._allocation.is_heterogeneous:
             options.append(f"--het-group={component.index}")
         return options
 
-    def _gres(self, proc: Proc, component: Component) -> str:
-        if not proc.needs.gpus:
-            return "none"
-        kind = self._site.classes[component.hardware].gres
-        return ":".join(["gpu", *([kind] if kind else []), str(proc.needs.gpus)])
-
-    def _inside(self, component: Component, command: list[str]) -> list[str]:
-        """The command with the interpreter of the class, after the shell lines of the class if it has any."""
-        options = self._site.options(component.hardware)
-        if options.python and command[0] == sys.executable:
-            command = [options.python, *command[1:]]
-        lines = []
-        if options.scratch:
-            lines.append(f'export TMPDIR="{options.scratch}"')
-        if component.index and options.prologue != self._site.options(self._plan.components[0].hardware).prologue:
-            lines.append(options.prologue)  # the batch script has run that of the first component
-        return ["/bin/bash", "-c", "\n".join([*lines, 'exec "$@"']), "rollart", *command] if lines else command
-
     # --- steps without an srun -------------------------------------------------------------------
 
     def _cancel(self, steps: list[SrunStep]) -> None:
-        """If Slurm does not answer, the processes end when the controller's heartbeats stop."""
+        """If Slurm does not answer, the processes end when the heartbeats of controller and supervisor stop."""
         names = {step.slurm_name for step in steps}
         jobs = ",".join(str(job_id) for job_id in self._allocation.job_ids)
         with suppress(SlurmError):
@@ -203,8 +229,3 @@ class SlurmPlace:
             for row in known:
                 if row["name"] in names:
                     self._slurm.run("scancel", "--signal=KILL", row["id"], limit_s=QUERY_S)
-
-
-def step_name(order: Order) -> str:
-    """A name that is unique to this start."""
-    return f"{order.proc.name}.{order.incarnation}"
