@@ -34,6 +34,7 @@ from rollart_hpc.config.resolved import read_resolved, read_site
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import RollartError, SiteError
 from rollart_hpc.files import FILE_MODE, read_json
+from rollart_hpc.processes.about import about_process
 from rollart_hpc.processes.lifetime import end_with_parent, seat_incarnation, stay_if_told, stay_offline
 from rollart_hpc.processes.logs import LOG_FORMAT, LOG_TIME_FORMAT
 from rollart_hpc.rundir import RunDir
@@ -141,6 +142,7 @@ def seated(start: Start, rank: int) -> Start:
     os.dup2(output, sys.stderr.fileno())
     os.close(output)
     _log_to_stderr(seat.name)
+    log.info("%s", about_process(seat.node))
     incarnation = seat_incarnation(start.incarnation, index)
     return replace(start, name=seat.name, node=seat.node, incarnation=incarnation)
 
@@ -236,7 +238,9 @@ def connect(
 def run_role(role: Role, main: Callable[[Start], int | None]) -> NoReturn:
     """Parse, run `main`, exit with a code. Known errors are one log line, not a traceback."""
     try:
-        code = main(parse(role)) or ExitCode.OK
+        start = parse(role)
+        log.info("%s", about_process(start.node))
+        code = main(start) or ExitCode.OK
     except RollartError as error:
         log.error("%s", error)
         code = ExitCode.LINK_LOST if _is_link_closed(error) else error.exit_code

@@ -71,8 +71,7 @@ def _redirect(slot: int) -> None:
         ctypes.c_uint64.from_address(slot).value = ctypes.cast(_bind, ctypes.c_void_p).value or 0
 
 
-@_Bind
-def _bind(handle: int, address: int, length: int) -> int:
+def _bind_in_range(handle: int, address: int, length: int) -> int:
     """bind(2). An exception must not leave it: C code would take the call for a success."""
     try:
         family, port = struct.unpack_from("=HH", ctypes.string_at(address, 4))
@@ -88,6 +87,9 @@ def _bind(handle: int, address: int, length: int) -> int:
         log.exception("a library could not be given a port")
         ctypes.set_errno(errno.EINVAL)
     return -1
+
+
+_bind = _Bind(_bind_in_range)  # must live as long as the process
 
 
 def _call(handle: int, address: bytes) -> int:
@@ -123,7 +125,7 @@ def _slots(base: int, dynamic: int, types: tuple[int, ...]) -> Iterator[int]:
             continue
         count = entries[size] // 24
         raw = (ctypes.c_uint64 * (3 * count)).from_address(_absolute(entries[table], base))
-        rows = np.frombuffer(raw, np.uint64).reshape(count, 3)
+        rows = np.frombuffer(memoryview(raw).cast("B"), np.uint64).reshape(count, 3)
         for offset, info in rows[np.isin(rows[:, 1] & np.uint64(0xFFFFFFFF), types)][:, :2].tolist():
             name = ctypes.c_uint32.from_address(symbols + (info >> 32) * _SYMBOL_BYTES).value
             if ctypes.string_at(strings + name, len(_BIND)) == _BIND:
