@@ -2,7 +2,7 @@
 
     RUN_DIR/
       run.json                     id and creation time of the run
-      config.yaml  site.yaml       resolved configuration; roles read config.yaml only
+      config.yaml  site.yaml       resolved configuration; of site.yaml, roles read only the ports
       plan.json                    processes and their nodes, as planned when the run was created
       model/  base_model.log       base model, and the log of making it
       preloaded.log                log of the process that roles with torch are forked from

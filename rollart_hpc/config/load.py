@@ -5,7 +5,7 @@
 
 A task stands under its name, with `file` unless it is a packaged one, or under the path of its file.
 A relative path is relative to the file it stands in; on the command line, to the current directory.
-Every problem is reported at once as a `ConfigError`.
+Every problem of every file is reported at once as a `ConfigError`, with file and line.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from yaml import YAMLError
 from rollart_hpc.config import packaged
 from rollart_hpc.config.callables import find_code_problems
 from rollart_hpc.config.check import Tree, find_problems
+from rollart_hpc.config.locations import Locations, key_of
+from rollart_hpc.config.partial import of_their_own, without
 from rollart_hpc.config.rules import find_conflicts, find_model_problems, find_oddities
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig, find_site_conflicts
@@ -56,41 +58,74 @@ def load_all(
     `else_site` counts if neither `site` nor the run names one. Without `needs_model` a missing model is a warning.
     """
     problems: list[str] = []
-    path = packaged.find("runs", str(run))
-    written = _name_tasks(_with_base("runs", path), problems)
-    said = _merge(written, _of_environment(), _name_tasks(_parse_overrides(overrides, problems), problems))
+    locations, task_locations = Locations(), Locations()
+    path, written = _read_run(run, site, locations)
+    said = _merge(
+        _name_tasks(written, problems),
+        _of_environment(),
+        _name_tasks(_parse_overrides(overrides, problems), problems),
+    )
     site_name = str(site or said.get("site") or else_site)
-    site_config = load_site(site_name)
+    site_config, site_problems = _try_site(site_name)
     said["site"] = site_name
     merged = _merge({"name": path.stem}, site_config.defaults, said)
-    merged["tasks"] = dict(_load_tasks(merged.get("tasks"), path.parent, problems))
+    merged["tasks"] = dict(_load_tasks(merged.get("tasks"), path.parent, problems, task_locations))
     tree = _interpolate(merged, problems)
-    code_problems = find_code_problems(tree)
-    config = _build(RunConfig, tree, problems, f"run {run}", code_problems)
-    conflicts = find_conflicts(config) + code_problems
-    absent = list(find_model_problems(config))
+    config = _build(RunConfig, tree, problems)
+    problems += find_code_problems(tree)
+    absent = of_their_own(find_model_problems(config), problems)
+    problems += of_their_own(find_conflicts(config), problems)
     if needs_model:
-        conflicts += absent
-    if conflicts:
-        raise ConfigError(f"run {run}", conflicts)
+        problems += absent
+    if problems or site_problems:
+        locations.add_overrides(overrides)
+        raise ConfigError(f"run {run}", [*(task_locations + locations).located(problems), *site_problems])
     return Loaded(config, site_config, [*absent, *find_oddities(config, said.get("flow") or {})])
 
 
+def _read_run(run: str | Path, site: str | Path | None, locations: Locations) -> tuple[Path, Tree]:
+    """A run file that can't be read hides its own mistakes, but not those of the site file."""
+    try:
+        path = packaged.find("runs", str(run))
+        return path, _with_base("runs", path, locations)
+    except UserError as error:
+        others = _try_site(str(site))[1] if site else []
+        if not others:
+            raise
+        raise ConfigError(f"run {run}", [f"{error.what}; {error.fix}", *others]) from None
+
+
 def load_site(site: str | Path) -> SiteConfig:
-    path = packaged.find("sites", str(site))
-    problems: list[str] = []
-    config = _build(SiteConfig, _interpolate(_with_base("sites", path), problems), problems, f"site {site}")
-    conflicts = find_site_conflicts(config)
-    if conflicts:
-        raise ConfigError(f"site {site} ({path})", conflicts)
+    path, config, problems = _check_site(site)
+    if problems:
+        raise ConfigError(f"site {site} ({path})", problems)
     return config
 
 
-def _with_base(kind: packaged.Kind, path: Path, above: tuple[Path, ...] = ()) -> Tree:
+def _check_site(site: str | Path) -> tuple[Path, SiteConfig, list[str]]:
+    path = packaged.find("sites", str(site))
+    problems: list[str] = []
+    locations = Locations()
+    config = _build(SiteConfig, _interpolate(_with_base("sites", path, locations), problems), problems)
+    problems += of_their_own(find_site_conflicts(config), problems)
+    return path, config, locations.located(problems)
+
+
+def _try_site(site: str) -> tuple[SiteConfig, list[str]]:
+    """As much of the site as is right, so that the run can be checked too, and what is wrong with it."""
+    try:
+        _, config, problems = _check_site(site)
+    except UserError as error:
+        return SiteConfig(), [f"site {site}: {error.what}; {error.fix}"]
+    return config, [f"site {site}: {problem}" for problem in problems]
+
+
+def _with_base(kind: packaged.Kind, path: Path, locations: Locations, above: tuple[Path, ...] = ()) -> Tree:
     """A file over the one it names as `base`. Its own name there means the packaged file of that name."""
     tree = _merge({"name": path.stem}, _read(path))
     base = tree.pop("base", None)
     if base is None:
+        locations.add(path)
         return tree
     if str(base) == path.stem and path.parent != packaged.directory(kind):
         base_path = packaged.directory(kind) / f"{base}.yaml"
@@ -101,7 +136,9 @@ def _with_base(kind: packaged.Kind, path: Path, above: tuple[Path, ...] = ()) ->
             f"{path}: base: {base} is this file, or builds on it, or does not exist",
             "name another file, or remove base",
         )
-    return _merge(_with_base(kind, base_path, (*above, path)), tree)
+    below = _with_base(kind, base_path, locations, (*above, path))
+    locations.add(path)
+    return _merge(below, tree)
 
 
 def _of_environment() -> Tree:
@@ -110,12 +147,14 @@ def _of_environment() -> Tree:
     return {"job": job} if job else {}
 
 
-def _build(schema: type[Config], tree: Tree, problems: list[str], source: str, also: Sequence[str] = ()) -> Config:
-    """`also`: problems that are not the schema's, reported together with those that are."""
-    found: list[str] = problems + find_problems(schema, tree)
-    if found:
-        raise ConfigError(source, [*found, *also])
-    return msgspec.convert(_without_empty(tree), schema)
+def _build(schema: type[Config], tree: Tree, problems: list[str]) -> Config:
+    """The configuration, with defaults for the keys that are wrong. Each of them is added to `problems`."""
+    right = tree
+    while found := find_problems(schema, right):
+        problems += found if right is tree else []
+        kept = without(right, [key_of(problem) for problem in found])
+        right = kept if kept != right else {}  # {}: a name so odd that its problem can't be found again
+    return msgspec.convert(_without_empty(right), schema)
 
 
 def _without_empty(tree: Tree) -> Tree:
@@ -197,7 +236,7 @@ def _no_section(name: object, given: object) -> str:
     )
 
 
-def _load_tasks(said: Any, base: Path, problems: list[str]) -> Iterator[tuple[str, Any]]:
+def _load_tasks(said: Any, base: Path, problems: list[str], locations: Locations) -> Iterator[tuple[str, Any]]:
     """Each task's file, with the run's changes merged over it. `file` names the file if NAME does not."""
     if said is None:
         return
@@ -211,6 +250,7 @@ def _load_tasks(said: Any, base: Path, problems: list[str]) -> Iterator[tuple[st
         changes = dict(given or {})
         try:
             path = packaged.find("tasks", str(changes.pop("file", name)), base)
+            locations.add(path, f"tasks.{name}")
             yield str(name), _merge(_read(path), changes, {"name": str(name)})
         except UserError as error:
             problems.append(f"tasks.{name}: {error.what}; {error.fix}")

@@ -84,7 +84,9 @@ class NetworkConfig:
     control: str = key("", "interface that the controller listens on, e.g. eth0 or 10.1.0.0/16; empty = the host's own")
     data: str = key("", "interface for weights and collectives, e.g. ib0; empty = that of `control`")
     ports: str = key(
-        "", "port range of the controller, e.g. 40000-40100; empty = any free port", rule="within 1024-65535"
+        "",
+        "range of the ports that processes listen on, e.g. 40000-40100; empty = any free port; MPI chooses its own",
+        rule="within 1024-65535",
     )
     env: dict[str, str] = key({}, "environment variables of every process, e.g. {NCCL_IB_HCA: mlx5}")
 

@@ -19,8 +19,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from rollart_hpc.errors import SiteError
-
 DIAL_S = 15.0
 _LOOK_EVERY_S = 0.5
 _TOKEN_BYTES = 32  # as hex
@@ -28,24 +26,6 @@ _TOKEN_BYTES = 32  # as hex
 
 def new_token() -> str:
     return secrets.token_hex(_TOKEN_BYTES // 2)
-
-
-def listen(address: str, ports: str = "") -> socket.socket:
-    """Listen on a port of the range (`40000-40100`), or on any free port."""
-    low, _, high = ports.partition("-")
-    for port in range(int(low), int(high) + 1) if ports else [0]:
-        listener = socket.socket()
-        try:
-            listener.bind((address, port))
-        except OSError as error:
-            listener.close()
-            if not ports or port == int(high):
-                what = f"can't listen on {address}, ports {ports or 'any'}: {error.strerror}"
-                raise SiteError(what, "set network.ports in the site file to a range with free ports") from None
-            continue
-        listener.listen()
-        return listener
-    raise AssertionError("a range is never empty")
 
 
 def echo(listener: socket.socket, token: str) -> None:

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from rollart_hpc.config.site import SiteConfig
-from rollart_hpc.doctor.exchange import ProbeHub, listen
+from rollart_hpc.doctor.exchange import ProbeHub
 from rollart_hpc.doctor.files import Folder
 from rollart_hpc.doctor.probe import LIMIT_S, loopback_finding
 from rollart_hpc.doctor.submit import MEMORY_MB, gres
@@ -21,6 +21,7 @@ from rollart_hpc.errors import SiteError
 from rollart_hpc.launch.finding import Finding, fail
 from rollart_hpc.launch.slurm.commands import clean_environment
 from rollart_hpc.wire.interfaces import address_of
+from rollart_hpc.wire.ports import listen_tcp
 
 
 def start_probe(
@@ -76,7 +77,7 @@ def main() -> int:
     check, interface = "control interface", site.network.control
     try:
         address = address_of(interface)
-        listener = listen(address, site.network.ports)
+        listener = listen_tcp(address, site.network.ports)
     except SiteError as error:
         folder.write_findings([fail(check, error.what, error.fix)])
         return 0

@@ -20,12 +20,13 @@ from pathlib import Path
 
 from rollart_hpc import __version__
 from rollart_hpc.config.site import SiteConfig
-from rollart_hpc.doctor.exchange import Caller, dial, echo, listen
+from rollart_hpc.doctor.exchange import Caller, dial, echo
 from rollart_hpc.doctor.files import Folder
 from rollart_hpc.errors import SiteError
 from rollart_hpc.extras import install
 from rollart_hpc.launch.finding import Finding, fail, good, warn
 from rollart_hpc.wire.interfaces import address_of
+from rollart_hpc.wire.ports import listen_tcp
 
 LIMIT_S = 90.0
 _FEW_FILES = 4096
@@ -130,7 +131,7 @@ def meet_others(site: SiteConfig, name: str, token: str, hub: tuple[str, int]) -
     try:
         interface = site.network.data or site.network.control
         address = address_of(interface)
-        listener = listen(address)
+        listener = listen_tcp(address, site.network.ports)
         yield loopback_finding(f"{name}: data interface", "network.data", interface, address)
         echo(listener, token)
     except SiteError as error:

@@ -30,15 +30,17 @@ from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
 from rollart_hpc import __version__
-from rollart_hpc.config.resolved import read_resolved
+from rollart_hpc.config.resolved import read_resolved, read_site
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import RollartError, SiteError
 from rollart_hpc.files import FILE_MODE, read_json
+from rollart_hpc.processes.about import about_process
 from rollart_hpc.processes.lifetime import end_with_parent, seat_incarnation, stay_if_told, stay_offline
 from rollart_hpc.processes.logs import LOG_FORMAT, LOG_TIME_FORMAT
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Role
 from rollart_hpc.vocabulary import ExitCode
+from rollart_hpc.wire.ports import PORTS_VARIABLE
 
 if TYPE_CHECKING:
     from rollart_hpc.wire.link import Link
@@ -77,7 +79,7 @@ class Start:
     live_s: float = math.inf  # leave after this many seconds in any case
     ready_fd: int | None = None  # controller: where to write its address once it listens
     control: str = "lo"  # controller: interface or network it listens on; "" = the host's own
-    ports: str = ""  # controller: range of ports it may use, e.g. 40000-40100
+    ports: str = ""  # range of ports it may listen on, e.g. 40000-40100
     stays: bool = False  # SIGTERM does not end the process, but is reported to the supervisor
     data: str | None = None  # interface or network of the data plane; None = the one that reaches the controller
     seats: tuple[Seat, ...] = ()  # the processes of an MPI world, one per rank
@@ -93,6 +95,8 @@ def parse(role: Role, arguments: list[str] | None = None) -> Start:
     stay_offline()
     stays = stay_if_told()
     run = RunDir(args.run_dir)
+    ports = args.ports or _site_ports(run)
+    os.environ[PORTS_VARIABLE] = ports
     return Start(
         role=role,
         run=run,
@@ -111,11 +115,15 @@ def parse(role: Role, arguments: list[str] | None = None) -> Start:
         live_s=args.live_s,
         ready_fd=args.ready_fd,
         control=args.control,
-        ports=args.ports,
+        ports=ports,
         data=args.data,
         stays=stays,
         seats=_seats(args.seats, args.hosts),
     )
+
+
+def _site_ports(run: RunDir) -> str:
+    return read_site(run.site).network.ports if run.site.exists() else ""
 
 
 def _seats(seats: str, hosts: str) -> tuple[Seat, ...]:
@@ -134,6 +142,7 @@ def seated(start: Start, rank: int) -> Start:
     os.dup2(output, sys.stderr.fileno())
     os.close(output)
     _log_to_stderr(seat.name)
+    log.info("%s", about_process(seat.node))
     incarnation = seat_incarnation(start.incarnation, index)
     return replace(start, name=seat.name, node=seat.node, incarnation=incarnation)
 
@@ -155,7 +164,7 @@ def _parser(role: Role) -> argparse.ArgumentParser:
     parser.add_argument("--live-s", type=float, default=math.inf, help="leave after this many seconds in any case")
     parser.add_argument("--ready-fd", type=int, default=None)
     parser.add_argument("--control", default="lo", help="interface or network the controller listens on")
-    parser.add_argument("--ports", default="", help="ports the controller may use; empty = any free one")
+    parser.add_argument("--ports", default="", help="ports it may listen on; empty = those of the site")
     parser.add_argument("--data", default=None, help="interface or network of the data plane")
     parser.add_argument("--hosts", default="", help="HOST,... of --seats; empty: ranks are in the order listed")
     parser.add_argument("--seats", default="", help="NAME@NODE,... of the ranks of an MPI world")
@@ -229,7 +238,9 @@ def connect(
 def run_role(role: Role, main: Callable[[Start], int | None]) -> NoReturn:
     """Parse, run `main`, exit with a code. Known errors are one log line, not a traceback."""
     try:
-        code = main(parse(role)) or ExitCode.OK
+        start = parse(role)
+        log.info("%s", about_process(start.node))
+        code = main(start) or ExitCode.OK
     except RollartError as error:
         log.error("%s", error)
         code = ExitCode.LINK_LOST if _is_link_closed(error) else error.exit_code

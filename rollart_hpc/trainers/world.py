@@ -1,9 +1,9 @@
 """The ranks of one trainer. Owns torch.distributed's default group and how ranks find each other; knows no model.
 
-Rank 0 opens a store on a port that the system chooses and writes its address to a file; the others wait for that
-file. A single rank opens no port. Payloads are sent as raw bytes, never pickled. A rank that dies closes its sockets,
-which fails the group on the other ranks. A rank that hangs is found by its missing heartbeats. So operations have no
-timeout of their own: they may wait as long as the controller needs to make a batch.
+Rank 0 opens a store on a free port and writes its address to a file; the others wait for that file. A single rank
+opens no port. Payloads are sent as raw bytes, never pickled. A rank that dies closes its sockets, which fails the group
+on the other ranks. A rank that hangs is found by its missing heartbeats. So operations have no timeout of their own:
+they may wait as long as the controller needs to make a batch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from rollart_hpc.errors import SiteError
 from rollart_hpc.files import read_json, write_json
 from rollart_hpc.types import Frame
 from rollart_hpc.wire.interfaces import interface_with
+from rollart_hpc.wire.library_ports import hold_libraries
+from rollart_hpc.wire.ports import listen_tcp
 
 _FOREVER = timedelta(days=30)
 _RETRY_S = 0.05
@@ -108,6 +110,7 @@ def open_world(
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, interface_with(host))
         store = _open_store(rendezvous, host) if rank == 0 else _join_store(rendezvous)
+        hold_libraries()
     with rank_errors():
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_FOREVER)
     return World(rank, size, place)
@@ -129,8 +132,10 @@ def pick_device(name: str, local_rank: int) -> torch.device:
 
 
 def _open_store(rendezvous: Path, host: str) -> Store:
-    store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_FOREVER)
-    write_json(rendezvous, {"host": host, "port": store.port})
+    listener = listen_tcp(host)
+    port = listener.getsockname()[1]
+    store = TCPStore(host, port, None, True, _FOREVER, False, master_listen_fd=listener.detach())
+    write_json(rendezvous, {"host": host, "port": port})
     return store
 
 

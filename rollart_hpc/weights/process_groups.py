@@ -21,6 +21,7 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from rollart_hpc.errors import SiteError
+from rollart_hpc.wire.library_ports import hold_libraries
 
 CPU = torch.device("cpu")
 
@@ -94,6 +95,7 @@ class TorchProcessGroup(ProcessGroup):
         self.device = setup.device
         with explained("could not form the group of a weight transfer"):
             prefixed = PrefixStore("group", store)
+            hold_libraries()
             self._group: Any = _gloo(prefixed, setup) if self.device.type == "cpu" else _nccl(prefixed, setup)
 
     def start_broadcast(self, tensor: torch.Tensor) -> None:

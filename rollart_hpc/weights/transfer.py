@@ -22,7 +22,6 @@ from typing import Self
 import msgspec
 import torch
 
-from rollart_hpc.errors import SiteError
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.forming import form
 from rollart_hpc.weights.layout import BucketInfo, Manifest
@@ -30,6 +29,7 @@ from rollart_hpc.weights.mpi import MpiWorld
 from rollart_hpc.weights.process_groups import CPU, RankSetup, TransferError, join_store, open_store
 from rollart_hpc.weights.store import check_bucket
 from rollart_hpc.wire.interfaces import address_facing
+from rollart_hpc.wire.ports import listen_tcp
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ _decoder = msgspec.json.Decoder(Frame)
 
 @dataclass
 class Rendezvous:
-    """Where the targets of an epoch meet its source. The system chooses the port."""
+    """Where the targets of an epoch meet its source."""
 
     host: str
     port: int
@@ -67,12 +67,7 @@ class Rendezvous:
 
 
 def open_rendezvous(host: str) -> Rendezvous:
-    try:
-        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, 0), family=family)
-    except OSError as error:
-        fix = "check network.data of the site file"
-        raise SiteError(f"can't listen on {host} for a weight transfer: {error}", fix) from None
+    listener = listen_tcp(host)
     return Rendezvous(host, listener.getsockname()[1], listener)
 
 

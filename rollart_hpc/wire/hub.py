@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import time
 from collections import Counter
 from contextlib import suppress
@@ -27,6 +26,7 @@ from rollart_hpc.wire import messages
 from rollart_hpc.wire.keys import ServerKeys
 from rollart_hpc.wire.messages import MAX_FRAME_BYTES, MAX_FRAMES, AnyMessage, BadMessage, Message
 from rollart_hpc.wire.parts import receive_parts, send_parts
+from rollart_hpc.wire.ports import in_range
 
 log = logging.getLogger(__name__)
 
@@ -268,8 +268,7 @@ def listen(host: str, ports: str, server_keys: ServerKeys) -> Hub:
     """A hub on any free port, or on a free one in the range `LOW-HIGH`."""
     if not ports:
         return Hub(host, server_keys)
-    low, high = (int(port) for port in ports.split("-"))
-    for port in random.sample(range(low, high + 1), high + 1 - low):
+    for port in in_range(ports):
         with suppress(SiteError):
             return Hub(host, server_keys, port=port)
     raise SiteError(f"no free port in {ports} on {host}", "widen network.ports in the site file")

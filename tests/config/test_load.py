@@ -255,3 +255,56 @@ def test_run_files_that_build_on_each_other_are_refused(tmp_path):
         (tmp_path / f"{name}.yaml").write_text(f"base: ./{other}.yaml\n")
     with pytest.raises(UserError, match="or builds on it"):
         load(tmp_path / "a.yaml")
+
+
+def test_mistakes_of_every_kind_in_every_file_are_reported_at_once_with_their_lines(write: Write) -> None:
+    """Unknown keys, wrong types, rules between keys, code that does not fit: in the run, its base, a task, the site."""
+    write("base.yaml", "steps: 3\n\nseed: none\n")
+    write("tasks/odd.yaml", "environment: envs/lake.py:Lake\nreward: envs/lake.py:gone\nmax_turns: few\n")
+    site = write(
+        "s.yaml",
+        "launcher: slurm\nnetwork: {ports: all}\nclasses:\n  h800:\n    partitoin: p\n  cpu: {partition: c, gres: x}\n",
+    )
+    run = write(
+        "r.yaml",
+        "base: ./base.yaml\ndeterministic: true\nflow:\n  redundancy: 1\n"
+        "tasks:\n  odd: {file: tasks/odd.yaml, weight: big}\n  gone: {}\n",
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_all(run, ["trainer.ranks=0"], site)
+    found = caught.value.problems
+    for start, end in (
+        ("tasks.gone: there is no task file named 'gone'", "[r.yaml, line 7]"),
+        ("seed: 'none' is text", "[base.yaml, line 3]"),
+        ("trainer.ranks: 0 is too small", "[command line]"),
+        ("tasks.odd.weight: 'big' is text", "[r.yaml, line 6]"),
+        ("tasks.odd.max_turns: 'few' is text", "[odd.yaml, line 3]"),
+        ("tasks.odd.reward: ", "[odd.yaml, line 2]"),
+        ("flow.redundancy: 1 makes batches depend", "[r.yaml, line 4]"),
+        (f"site {site}: classes.h800.partitoin: unknown key", "[s.yaml, line 5]"),
+        (f"site {site}: network.ports: 'all'", "[s.yaml, line 2]"),
+        (f"site {site}: classes.cpu.gpus: 0, but gres or gpu names a GPU", "[s.yaml, line 6]"),
+        (f"site {site}: serves.compute: not set", ""),
+        (f"site {site}: serves.bandwidth: not set", ""),
+    ):
+        assert [one for one in found if one.startswith(start) and one.endswith(end)], (start, found)
+    assert len(found) == 12, found
+
+
+def test_files_that_can_not_be_read_are_reported_with_the_others(write: Write) -> None:
+    run, site = write("r.yaml", "a: ["), write("s.yaml", "launcher: ray\n")
+    with pytest.raises(ConfigError) as caught:
+        load_all(run, site=site)
+    assert "r.yaml is not valid YAML" in caught.value.problems[0] and "launcher: 'ray'" in caught.value.problems[1]
+    (first, second) = _problems_with(write("t.yaml", "stesp: 1\n" + RUN), write("u.yaml", "b: ["))
+    assert first.startswith("stesp: unknown key") and "u.yaml is not valid YAML" in second
+
+
+def _problems_with(run: Path, site: Path) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_all(run, site=site)
+    return caught.value.problems
+
+
+def test_a_name_with_a_colon_is_one_more_problem(write: Write) -> None:
+    assert "unknown key" in problems(write("r.yaml", RUN + "'a: b': 1\n"))[0]

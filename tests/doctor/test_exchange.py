@@ -7,14 +7,15 @@ import threading
 
 import pytest
 
-from rollart_hpc.doctor.exchange import Caller, ProbeHub, dial, echo, listen, new_token
+from rollart_hpc.doctor.exchange import Caller, ProbeHub, dial, echo, new_token
 from rollart_hpc.errors import SiteError
+from rollart_hpc.wire.ports import listen_tcp
 
 HERE = "127.0.0.1"
 
 
 def test_two_probes_learn_of_each_other_and_a_stranger_of_nobody() -> None:
-    token, listener = new_token(), listen(HERE)
+    token, listener = new_token(), listen_tcp(HERE, "")
     port = listener.getsockname()[1]
     hub = ProbeHub(listener, token, limit_s=60)
     seen: dict[str, object] = {}
@@ -43,12 +44,12 @@ def test_two_probes_learn_of_each_other_and_a_stranger_of_nobody() -> None:
 
 
 def test_nobody_is_waited_for_who_has_ended() -> None:
-    with listen(HERE) as listener:
+    with listen_tcp(HERE, "") as listener:
         ProbeHub(listener, new_token(), limit_s=600).gather(set)
 
 
 def test_only_who_knows_the_token_gets_an_answer() -> None:
-    token, listener = new_token(), listen(HERE)
+    token, listener = new_token(), listen_tcp(HERE, "")
     port = listener.getsockname()[1]
     echo(listener, token)
     assert dial(HERE, port, token) == ""
@@ -57,7 +58,7 @@ def test_only_who_knows_the_token_gets_an_answer() -> None:
 
 
 def test_a_range_that_is_taken_is_said() -> None:
-    with listen(HERE) as taken:
+    with listen_tcp(HERE, "") as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SiteError, match=r"network\.ports"):
-            listen(HERE, f"{port}-{port}")
+            listen_tcp(HERE, f"{port}-{port}")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from typing import Any
 
 from rollart_hpc.engines.contract import EngineSetup
 from rollart_hpc.processes.lifetime import OFFLINE
+from rollart_hpc.wire.ports import PORTS_VARIABLE, free_port
 
 BACKEND = "rollart"  # the name of our weight transfer in vLLM's registry
 _EXTENSION = "rollart_hpc.engines.vllm.worker.Extension"
@@ -44,14 +44,10 @@ def set_environment(setup: EngineSetup) -> None:
     elif setup.kv_directory is not None:
         port = str(free_port(setup.host))
         variables |= {"VLLM_NIXL_SIDE_CHANNEL_HOST": setup.host, "VLLM_NIXL_SIDE_CHANNEL_PORT": port}
+    if os.environ.get(PORTS_VARIABLE):  # vLLM takes this port and those above it, whichever are free
+        variables["VLLM_PORT"] = str(free_port("127.0.0.1" if setup.on_cpu else setup.host))
     for name, value in variables.items():
         os.environ.setdefault(name, value)
-
-
-def free_port(host: str) -> int:
-    """A port chosen by the system, for programs that need a number. It is not reserved until it is used."""
-    with socket.create_server((host, 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def arguments(setup: EngineSetup) -> dict[str, Any]:

@@ -21,12 +21,14 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from rollart_hpc.engines.vllm.settings import BACKEND
 from rollart_hpc.engines.vllm.updates import INCOMPLETE, Update, open_update
+from rollart_hpc.wire.library_ports import hold_libraries
 
 log = logging.getLogger(__name__)
 
 _TIED = {"lm_head.weight"}
 # At every install this logger warns of layers without new weights, even of layers that have none. We check by name.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+hold_libraries()  # before NCCL and UCX listen in this process
 
 
 class Extension:
