@@ -5,7 +5,7 @@
 
 A task stands under its name, with `file` unless it is a packaged one, or under the path of its file.
 A relative path is relative to the file it stands in; on the command line, to the current directory.
-Every problem is reported at once as a `ConfigError`.
+Every problem is reported at once as a `ConfigError`. `change` puts overrides over the configuration of an existing run.
 """
 
 from __future__ import annotations
@@ -74,6 +74,24 @@ def load_all(
     if conflicts:
         raise ConfigError(f"run {run}", conflicts)
     return Loaded(config, site_config, [*absent, *find_oddities(config, said.get("flow") or {})])
+
+
+def change(config: RunConfig, overrides: Sequence[str], source: str) -> tuple[RunConfig, list[str]]:
+    """A resolved configuration with `key=value` merged over it, checked again; and warnings."""
+    problems: list[str] = []
+    said = _name_tasks(_parse_overrides(overrides, problems), problems)
+    tree: Tree = msgspec.to_builtins(config)
+    tasks = said.get("tasks")
+    if isinstance(tasks, dict):
+        new = {name: given for name, given in tasks.items() if name not in tree["tasks"]}
+        said = {**said, "tasks": {**tasks, **dict(_load_tasks(new, Path.cwd(), problems))}}
+    tree = _interpolate(_merge(tree, said), problems)
+    code_problems = find_code_problems(tree)
+    changed = _build(RunConfig, tree, problems, source, code_problems)
+    conflicts = find_conflicts(changed) + code_problems
+    if conflicts:
+        raise ConfigError(source, conflicts)
+    return changed, find_oddities(changed, said.get("flow") or {})
 
 
 def load_site(site: str | Path) -> SiteConfig:
