@@ -79,7 +79,7 @@ def propose(run: RunDir, overrides: Sequence[str]) -> Proposal:
         problems.append(f"steps={new.steps}: the run has already done {step}; set steps to at least {step}")
     if problems:
         raise ConfigError(f"resume {run.path}", problems)
-    if has_finished(run) and new.steps <= step:
+    if has_finished(run) and new.steps <= old.steps:
         further = command_line("resume", run.path, f"steps={2 * max(1, old.steps)}")
         raise UserError(f"{run.path} has finished all {old.steps} steps", f"to train further: {further}")
     if "steps" in keys and new.trainer.schedule != "constant":

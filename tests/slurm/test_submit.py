@@ -26,7 +26,7 @@ def test_the_dry_run_s_output_passes_sbatch_unchanged(cluster: Cluster, tmp_path
     directory = tmp_path / "a run of 100%"
     done = cli("submit", "quickstart", "--site", site, "--dry-run", "--run-dir", str(directory))
     assert done.returncode == 0 and "nothing was created or submitted" in done.stderr
-    assert "GPU-hours at most 6" in done.stderr and not directory.exists()
+    assert "GPU-hours at most 3" in done.stderr and not directory.exists()
     tested = cluster.slurm.ask("sbatch", "--test-only", stdin=done.stdout)
     assert tested.code == 0, tested.stderr
     asked = cli("submit", "quickstart", "--site", site, "--test-only", "--run-dir", str(directory))
@@ -40,7 +40,7 @@ def test_what_would_not_run_is_refused_before_it_is_sent(accounting_cluster: Clu
     site.write_text("base: dev\nclasses: {cpu: {partition: staff}}\n")
     site.chmod(0o644)
     for words in (
-        ["add", "qos", "narrow", "MaxTRESPerUser=gres/gpu=2", "MaxWall=60"],
+        ["add", "qos", "narrow", "MaxTRESPerUser=gres/gpu=2", "MaxWall=30"],
         ["modify", "user", "alice", "set", "qos+=narrow"],
     ):
         assert cluster.run("sacctmgr", "-i", *words).returncode == 0
@@ -56,7 +56,7 @@ def test_what_would_not_run_is_refused_before_it_is_sent(accounting_cluster: Clu
     assert "you have no association with account other (yours: dev); set job.account=..." in said
     said = refused("--site", "dev", "job.qos=narrow")
     assert "QOS narrow: gres/gpu is limited to 2, this run needs 3" in said
-    assert "QOS narrow: jobs may take 60 min, this one requests 120; set job.time_minutes=60" in said
+    assert "QOS narrow: jobs may take 30 min, this one requests 60; set job.time_minutes=30" in said
     assert "you may not use QOS large" in refused("--site", "dev", "job.qos=large")
     assert queued(cluster) == set()
 

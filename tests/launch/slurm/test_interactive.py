@@ -21,7 +21,8 @@ PROMPT = """
 import sys, time
 from pathlib import Path
 from rollart_hpc.launch.slurm.interactive import supervised
-with supervised([sys.executable, "-c", sys.argv[1]], Path("logs/debug.log"), print):
+held = [sys.executable, "-m", "rollart_hpc.launch.slurm.held", sys.executable, "-c", sys.argv[1]]
+with supervised(held, Path("logs/debug.log"), print):  # without the srun, which hands its input on
     time.sleep(1000)
 """
 SUPERVISOR = """
@@ -60,7 +61,7 @@ def test_salloc_is_told_what_the_site_and_the_run_say_further(tmp_path: Path) ->
     run = RunDir(tmp_path)
     write_resolved(run.config, config)
     write_resolved(run.site, site)
-    first, second, third, *_ = " ".join(salloc_command(run, make_plan(config, site))).split(" : ")
+    first, second, third, *_ = " ".join(salloc_command(run, make_plan(config, site), ["inside"])).split(" : ")
     assert first.startswith("salloc --kill-command=TERM --job-name=rollart-quickstart-")
     for component in (first, second, third):
         assert "--exclusive --nice=7" in component and "invalid" not in component
