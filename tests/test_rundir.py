@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollart_hpc.errors import SiteError, UserError
-from rollart_hpc.rundir import COMMITTED, RunDir, new_run_dir, known_runs, open_run_dir
+from rollart_hpc.rundir import COMMITTED, RunDir, known_runs, new_run_dir, open_run_dir
 
 
 def mode(path: Path) -> int:

@@ -23,7 +23,7 @@ def follow_to_the_end(run: RunDir, launcher: Launcher, quiet: bool = False) -> i
         raise
     launcher.account(status)
     print("\n".join([*summary(status), *(f"  {line}" for line in usage_lines(status))]))
-    if status.reason:
+    if status.reason and status.state.can_resume:
         print(f"  {status.reason}")
     if run.report.exists():
         print(f"report: {run.report}")

@@ -20,9 +20,9 @@ def usage_lines(status: RunStatus) -> list[str]:
 
 
 def _used(used: Used) -> str:
-    """CPU time 0.12 of 0.50 h (24%), largest process 1.4 GB of 4 GB"""
+    """CPU time 0.120 of 0.500 h (24%), largest process 1.4 GB of 4 GB"""
     share = f" ({used.cpu_s / used.allocated_cpu_s:.0%})" if used.allocated_cpu_s else ""
-    text = f"CPU time {used.cpu_s / HOUR_S:.2f} of {used.allocated_cpu_s / HOUR_S:.2f} h{share}"
+    text = f"CPU time {used.cpu_s / HOUR_S:.3f} of {used.allocated_cpu_s / HOUR_S:.3f} h{share}"
     if used.max_rss_gb:
         of = f" of {used.memory_gb:.3g} GB per node" if used.memory_gb else ""
         text += f", largest step {used.max_rss_gb:.2g} GB{of}"

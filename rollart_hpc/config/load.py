@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -80,7 +81,7 @@ def change(config: RunConfig, overrides: Sequence[str], source: str) -> tuple[Ru
     """A resolved configuration with `key=value` merged over it, checked again; and warnings."""
     problems: list[str] = []
     said = _name_tasks(_parse_overrides(overrides, problems), problems)
-    tree: Tree = msgspec.to_builtins(config)
+    tree: Tree = asdict(config)
     tasks = said.get("tasks")
     if isinstance(tasks, dict):
         new = {name: given for name, given in tasks.items() if name not in tree["tasks"]}

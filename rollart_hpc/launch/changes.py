@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
@@ -105,7 +105,7 @@ def read_changes(run: RunDir) -> list[ConfigChange]:
 
 
 def _differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
-    before, after = flat(msgspec.to_builtins(old)), flat(msgspec.to_builtins(new))
+    before, after = flat(asdict(old)), flat(asdict(new))
     keys = [*before, *(key for key in after if key not in before)]
     pairs = ((key, (before.get(key), after.get(key))) for key in keys)
     return {key: pair for key, pair in pairs if pair[0] != pair[1]}

@@ -27,6 +27,8 @@ from rollart_hpc.observe.status import (
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import RunState
 
+_WITHOUT_PROCESSES = (RunState.PENDING, RunState.PREPARING, RunState.REQUEUED)
+
 
 class JobRow(msgspec.Struct, frozen=True):
     """A component of the newest job, or an ordinary job, in the words of its cluster."""
@@ -81,7 +83,7 @@ def compose(run: RunDir, view: View) -> RunStatus:
     current.changes = read_changes(run)
     if current.changes:
         current.steps = read_resolved(run.config).steps  # the controller may not have read the new one yet
-    if current.state.is_over:
+    if current.state.is_over or current.state in _WITHOUT_PROCESSES:
         current.validating = None
         for workers in current.workers.values():
             workers.alive = 0

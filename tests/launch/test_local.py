@@ -10,8 +10,8 @@ import pytest
 from rollart_hpc import extras
 from rollart_hpc.config.load import load_all
 from rollart_hpc.errors import SiteError
-from rollart_hpc.launch.local import LocalLauncher
 from rollart_hpc.launch.launcher import NewRun
+from rollart_hpc.launch.local import LocalLauncher
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.rundir import RunDir
 

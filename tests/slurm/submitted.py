@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rollart_hpc.devcluster.cluster import Cluster
+from rollart_hpc.launch.launcher import launcher_of_run
 from rollart_hpc.launch.ownership import has_finished
 from rollart_hpc.launch.slurm import record
-from rollart_hpc.launch.launcher import launcher_of_run
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import RunState
 

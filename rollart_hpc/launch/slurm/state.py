@@ -51,7 +51,7 @@ def view(run: RunDir, rows: list[JobRow] | None) -> View:
         return View(told, reason, rows)
     said = ", ".join(dict.fromkeys(row.state for row in rows))
     if record.is_cancelled(records) or said == "CANCELLED":
-        return View(RunState.CANCELLED, reason, rows)
+        return View(RunState.CANCELLED, reason if told is RunState.CANCELLED else "", rows)
     if told in (None, RunState.RUNNING, RunState.REQUEUED):
         return View(RunState.KILLED, f"Slurm says {said}" if said else "Slurm no longer knows its job", rows)
     return View(told, reason, rows)

@@ -9,12 +9,12 @@ import pytest
 
 from rollart_hpc.config.load import load, load_site
 from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.launch.launcher import launcher_of_run, run_status
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm import submit as submitting
 from rollart_hpc.launch.slurm.commands import SEPARATOR, Slurm
 from rollart_hpc.launch.slurm.submit import Request, submit, submit_again
-from rollart_hpc.launch.launcher import launcher_of_run, run_status
 from rollart_hpc.rundir import RunDir
 
 TIMED_OUT = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
@@ -90,7 +90,9 @@ def test_after_a_refusal_the_run_still_belongs_to_the_cluster(request_: Request,
     with pytest.raises(UserError):
         submit(request_, Slurm(), print)
     status = run_status(request_.run)
-    assert launcher_of_run(request_.run).is_cluster and status.state == "pending" and "rollart-hpc resume" in status.reason
+    assert (
+        launcher_of_run(request_.run).is_cluster and status.state == "pending" and "rollart-hpc resume" in status.reason
+    )
 
 
 def test_after_a_timeout_without_a_job_it_is_submitted_again(request_: Request, command, tmp_path: Path) -> None:
