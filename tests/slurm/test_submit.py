@@ -99,6 +99,20 @@ def test_engines_on_two_nodes_rewards_from_zero_to_zero_prologue_and_epilogue(ru
     hosts = {*run.hosts("cpu"), *run.hosts("h800")}
     assert {host for host, _ in told} == hosts and len(told) == 3
     assert {rest for _, rest in told} == {"yes a value"}
+    a_finished_run_is_extended_with_other_values_and_followed_again(run)
+
+
+def a_finished_run_is_extended_with_other_values_and_followed_again(run: Submitted) -> None:
+    path = str(run.run.path)
+    refused = cli("resume", path, "pools.compute.engines=1")
+    assert refused.returncode == 2 and f"rollart-hpc resume '{path}' steps=8" in refused.stderr
+    assert cli("resume", path, "steps=5", "pools.compute.engines=1", "validation.plays=0").returncode == 0
+    done = cli("status", "-f", path)
+    assert done.returncode == 0 and done.stdout.startswith("finished after 5 of 5 steps"), done.stderr + run.told()
+    assert len(run.hosts("h800")) == 1 and run.begun()[-1].from_step == 4
+    shown = cli("status", path).stdout
+    assert "changed after step 4: steps 4 -> 5, validation.plays 2 -> 0, pools.compute.engines 2 -> 1" in shown
+    assert "this cluster has no accounting" in shown and "GPU-hours on h800" in shown
 
 
 def lines(run: RunDir) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ def used(run: RunDir, slurm: Slurm | None = None) -> tuple[dict[str, Used], str]
     """By hardware class; and, if that is empty, why."""
     classes = _classes(record.read(run))
     if not classes:
-        return {}, "no job of the run has started"
+        return {}, "no job of its own has started"
     jobs = f"--jobs={','.join(map(str, classes))}"
     try:
         rows = (slurm or Slurm(limit_s=LIMIT_S)).accounts("sacct", FIELDS, jobs, "--duplicates", "--units=K")
