@@ -6,9 +6,21 @@ trajectories are data (with a counted reason), dead processes are events: none o
 
 from __future__ import annotations
 
+import shlex
+
 from rollart_hpc.vocabulary import ExitCode
 
+PROGRAM = "rollart-hpc"
 DETAIL_CHARS = 500  # maximum length of the error text of a failed trajectory
+
+
+def command_line(*words: object) -> str:
+    """A command to show to the user, quoted so that it can be pasted into a shell.
+
+    >>> command_line("resume", "/data/my runs/a")
+    "rollart-hpc resume '/data/my runs/a'"
+    """
+    return shlex.join([PROGRAM, *map(str, words)])
 
 
 class RollartError(Exception):

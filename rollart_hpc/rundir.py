@@ -3,7 +3,8 @@
     RUN_DIR/
       run.json                     id and creation time of the run
       config.yaml  site.yaml       resolved configuration; of site.yaml, roles read only the ports
-      plan.json                    processes and their nodes, as planned when the run was created
+      plan.json                    processes and their nodes, as planned when the run was created or changed
+      changes.jsonl  earlier/      what `resume RUN_DIR key=value` changed; config.N.yaml, as it was before change N
       model/  base_model.log       base model, and the log of making it
       preloaded.log                log of the process that roles with torch are forked from
       keys/attempt_N/  agents_N/   CURVE keys, of attempts and of the supervisors that agents answer to
@@ -34,7 +35,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.errors import SiteError, UserError, command_line
 from rollart_hpc.files import DIRECTORY_MODE, disk_errors, make_directory, point, read_json, write_json
 
 RUN_ROOT_VARIABLE = "ROLLART_RUN_ROOT"
@@ -70,6 +71,14 @@ class RunDir:
     @property
     def site(self) -> Path:
         return self.path / "site.yaml"
+
+    @property
+    def changes(self) -> Path:
+        return self.path / "changes.jsonl"
+
+    def earlier_config(self, number: int) -> Path:
+        """The configuration before change `number`, counted from 1."""
+        return self.path / "earlier" / f"config.{number}.yaml"
 
     @property
     def plan(self) -> Path:
@@ -250,6 +259,11 @@ class RunDir:
             raise SiteError(f"{self.identity} is damaged: it has no run_id", "restore it from a backup") from None
 
     @property
+    def created_s(self) -> float:
+        identity = read_json(self.identity) or {}
+        return float(identity.get("created_s", 0.0))
+
+    @property
     def store_root(self) -> Path:
         """Directory of this run's weights in shared memory, the same on every node; has one subdirectory per node."""
         return shared_memory() / f"rollart-{os.getuid()}-{self.run_id}"
@@ -267,7 +281,7 @@ class RunDir:
         if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
             raise UserError(
                 f"run directory {self.path} already exists",
-                f"choose another --run-dir, or resume that run: rollart-hpc resume {self.path}",
+                f"choose another --run-dir, or resume that run: {command_line('resume', self.path)}",
             )
         is_new = not self.path.exists()
         try:
@@ -326,15 +340,15 @@ def open_run_dir(path: str | Path) -> RunDir:
     return run
 
 
-def newest_run_dir(*roots: Path) -> RunDir:
-    """The newest run in the run root and in `roots`."""
-    born: list[tuple[float, RunDir]] = []
+def known_runs(*roots: Path) -> list[RunDir]:
+    """The runs in the run root and in `roots`, newest first; at least one."""
+    born: dict[Path, float] = {}
     for identity in (path for root in (run_root(), *roots) for path in root.glob("*/run.json")):
         try:
-            born.append((float(json.loads(identity.read_text())["created_s"]), RunDir(identity.parent)))
+            born[identity.parent.absolute()] = float(json.loads(identity.read_text())["created_s"])
         except (OSError, ValueError, KeyError, TypeError):
             continue  # not ours, or damaged; `status RUN_DIR` says which
     if not born:
         listed = ", ".join(str(root) for root in (run_root(), *roots))
         raise UserError(f"there are no runs in {listed}", f"name a run directory, or set {RUN_ROOT_VARIABLE}")
-    return max(born, key=lambda pair: pair[0])[1]
+    return [RunDir(path) for path in sorted(born, key=born.__getitem__, reverse=True)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollart_hpc.errors import SiteError, UserError
-from rollart_hpc.rundir import COMMITTED, RunDir, new_run_dir, newest_run_dir, open_run_dir
+from rollart_hpc.rundir import COMMITTED, RunDir, known_runs, new_run_dir, open_run_dir
 
 
 def mode(path: Path) -> int:
@@ -83,12 +83,12 @@ def test_names_of_new_runs_do_not_collide(run_root: Path) -> None:
 
 def test_the_newest_run_is_the_one_created_last(run_root: Path) -> None:
     with pytest.raises(UserError, match="there are no runs"):
-        newest_run_dir()
+        known_runs()
     RunDir(run_root / "z").create()
     RunDir(run_root / "a").create()
     (run_root / "damaged").mkdir()
     (run_root / "damaged" / "run.json").write_text("{")
-    assert newest_run_dir().path.name == "a"
+    assert known_runs()[0].path.name == "a"
 
 
 def test_what_is_no_run_directory(tmp_path: Path) -> None:

@@ -5,70 +5,41 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-import select
 import socket
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.errors import UserError, command_line
 from rollart_hpc.hardware import CPU, ENGINE_CLASSES
 from rollart_hpc.launch.command import environment, role_command, variables
-from rollart_hpc.launch.ownership import ask_to_end, read_ownership, supervisor_pid
+from rollart_hpc.launch.launcher import Launcher, launcher_of_run
 from rollart_hpc.launch.plan import Plan, Proc
 from rollart_hpc.launch.plan_file import read_plan
 from rollart_hpc.launch.process import Order
-from rollart_hpc.launch.slurm import record
-from rollart_hpc.launch.slurm.cancel import cancel_jobs
-from rollart_hpc.launch.slurm.commands import Slurm
-from rollart_hpc.launch.slurm.job import END_S
-from rollart_hpc.launch.status import is_on_cluster, run_status
-from rollart_hpc.launch.supervisor import DRAIN_S
 from rollart_hpc.rundir import RunDir, open_run_dir
 from rollart_hpc.types import Role
 from rollart_hpc.vocabulary import RunState
-
-_MARGIN_S = 30.0
 
 
 def cancel(args: argparse.Namespace) -> int:
     """Asks the run to end and waits until it has."""
     run = open_run_dir(args.run_dir)
-    is_guest = is_on_cluster(run) and record.is_guest(record.read(run))
-    if is_on_cluster(run) and not is_guest:
-        cancel_jobs(run, Slurm(), lambda text: print(text, file=sys.stderr))
-        print(f"{run_status(run).state}; resume it with: rollart-hpc resume {run.path}")
-        return 0
-    pid = ask_to_end(run)
-    print(f"asked the supervisor (pid {pid}) to save a checkpoint and end the run", file=sys.stderr)
-    _wait_for_end(pid, END_S if is_guest else DRAIN_S + _MARGIN_S)
-    owner = read_ownership(run)
-    has_told = owner is not None and owner.state.is_over  # a run that ends before training may record no end state
-    print(f"{owner.state if owner and has_told else 'ended'}; resume it with: rollart-hpc resume {run.path}")
+    state = launcher_of_run(run).cancel(run, lambda text: print(text, file=sys.stderr, flush=True))
+    print(f"{state}; resume it with: {command_line('resume', run.path)}" if state.can_resume else state)
     return 0
-
-
-def _wait_for_end(pid: int, timeout_s: float) -> None:
-    with suppress(ProcessLookupError):  # already gone
-        pidfd = os.pidfd_open(pid)
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        ended = poll.poll(timeout_s * 1000)
-        os.close(pidfd)
-        if not ended:
-            raise SiteError(f"the supervisor (pid {pid}) did not end within {timeout_s:g} s", "run cancel again")
 
 
 def join(args: argparse.Namespace) -> int:
     """Replaces this process with the worker. Output goes to this terminal; Ctrl-C ends the worker, not the run."""
     run = open_run_dir(args.run_dir)
-    _need_running(run)
+    launcher = launcher_of_run(run)
+    _need_running(run, launcher)
     config = read_resolved(run.config)
-    if args.role == "engine" and is_on_cluster(run) and config.weights.transport == "staged":
+    if args.role == "engine" and launcher.is_cluster and config.weights.transport == "staged":
         raise UserError(
             "an engine can't join a run on a cluster: staged weights reach only the nodes of its job",
             "request more engines when you submit the run: pools.NAME.engines=N",
@@ -90,12 +61,12 @@ def _leaving(args: argparse.Namespace) -> list[str]:
     return [f"{option}={value}" for option, value in chosen.items()]
 
 
-def _need_running(run: RunDir) -> None:
-    owner = read_ownership(run)
-    if owner is not None and owner.state is RunState.RUNNING and owner.host != socket.gethostname():
-        return  # its supervisor is on another host and can't be checked from here
-    if supervisor_pid(run) is None:
-        raise UserError(f"{run.path} is not running", f"resume it: rollart-hpc resume {run.path}")
+def _need_running(run: RunDir, launcher: Launcher) -> None:
+    """As its launcher sees it: a process id says nothing about a run on another host."""
+    state = launcher.watch(run).look().state
+    if state not in (RunState.STARTING, RunState.RUNNING):
+        fix = f"resume it: {command_line('resume', run.path)}" if state.is_over else "wait until it runs"
+        raise UserError(f"{run.path} is not running: it is {state}", fix)
 
 
 def _new_proc(role: Role, pool: str, config: RunConfig, plan: Plan) -> Proc:

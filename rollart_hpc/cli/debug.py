@@ -4,54 +4,31 @@ from __future__ import annotations
 
 import argparse
 import cmd
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 from rollart_hpc.cli.main import main as run_command
-from rollart_hpc.cli.plan import load_for_site
-from rollart_hpc.cli.submit import run_root_of
-from rollart_hpc.errors import RollartError, UserError
-from rollart_hpc.launch.plan import Plan, make_plan
-from rollart_hpc.launch.plan_file import create_run
-from rollart_hpc.launch.slurm import record
-from rollart_hpc.launch.slurm.allocation import Allocation
-from rollart_hpc.launch.slurm.commands import clean_environment
-from rollart_hpc.launch.slurm.interactive import (
-    attach_command,
-    current_allocation,
-    salloc_command,
-    supervised,
-    supervisor_command,
-)
-from rollart_hpc.launch.slurm.script import job_name
-from rollart_hpc.rundir import RunDir, new_run_dir, open_run_dir
+from rollart_hpc.cli.plan import load_for_site, new_run
+from rollart_hpc.errors import RollartError
+from rollart_hpc.launch.launcher import Session, launcher_of, launcher_of_run
+from rollart_hpc.rundir import RunDir, open_run_dir
 
 
 def debug(args: argparse.Namespace) -> int:
-    """Uses the current allocation if there is one. Otherwise salloc requests one and runs this command inside it."""
+    """Uses the current allocation if there is one. Otherwise one is requested, and this command runs inside it."""
     if args.inside:
-        return _sit(open_run_dir(args.run), "prompt")
+        return _sit(open_run_dir(args.run), is_guest=False)
     loaded = load_for_site(args)
-    if loaded.site.launcher != "slurm":
-        raise UserError(f"site {loaded.site.name} is one machine, not a cluster", "use: rollart-hpc run")
-    run = RunDir(args.run_dir) if args.run_dir else new_run_dir(loaded.config.name, run_root_of(loaded.site))
-    plan = make_plan(loaded.config, loaded.site)
-    create_run(run, loaded.config, loaded.site, plan)
-    _say(f"run directory {run.path}")
-    if "SLURM_JOB_ID" in os.environ:
-        return _sit(run, "user")
-    record.add(run, record.Submitting(job_name(loaded.config, run)))
-    command = salloc_command(run, plan)
-    return subprocess.run(command, env=clean_environment(), check=False).returncode
+    new = new_run(loaded, args.run_dir)
+    _say(f"run directory {new.run.path}")
+    inside = [sys.executable, "-P", "-m", "rollart_hpc.cli", "debug", "--inside", str(new.run.path)]
+    code = launcher_of(loaded.site).allocate(new, inside)
+    return _sit(new.run, is_guest=True) if code is None else code
 
 
-def _sit(run: RunDir, held_by: record.HeldBy) -> int:
-    plan, allocation = current_allocation(run)
-    log = run.job_log("debug")
-    with supervised(supervisor_command(run, held_by), log, _say):
-        Prompt(run, plan, allocation, log).sit()
+def _sit(run: RunDir, *, is_guest: bool) -> int:
+    with launcher_of_run(run).session(run, is_guest=is_guest, say=_say) as session:
+        Prompt(run, session).sit()
     return 0
 
 
@@ -62,11 +39,11 @@ def _say(text: str) -> None:
 class Prompt(cmd.Cmd):
     prompt = "rollart> "
 
-    def __init__(self, run: RunDir, plan: Plan, allocation: Allocation, log: Path) -> None:
+    def __init__(self, run: RunDir, session: Session) -> None:
         super().__init__()
-        self._run, self._plan, self._allocation = run, plan, allocation
+        self._run, self._session = run, session
         self.intro = (
-            f"starting all roles of {run.path} in job {allocation.leader}; the supervisor's log is {log}\n"
+            f"starting all roles of {run.path} in {session.title}; the supervisor's log is {session.log}\n"
             "commands: status, logs [ROLE], attach PROCESS, exit (ends the run); anything else goes to your shell"
         )
 
@@ -90,7 +67,7 @@ class Prompt(cmd.Cmd):
     def do_attach(self, line: str) -> None:
         """Open a shell on the node of a process."""
         try:
-            subprocess.run(attach_command(line, self._plan, self._allocation), env=clean_environment(), check=False)
+            subprocess.run(self._session.attach(line), check=False)
         except RollartError as error:
             print(error)
 

@@ -6,26 +6,19 @@ import argparse
 import json
 import sys
 
-from rollart_hpc.cli.submit import run_root_of
+from rollart_hpc.cli.plan import run_root_of
 from rollart_hpc.config import packaged
 from rollart_hpc.config.load import load_site
-from rollart_hpc.doctor.quick import quick_findings
-from rollart_hpc.doctor.submit import ask_nodes
+from rollart_hpc.doctor.examine import examine
 from rollart_hpc.errors import UserError
 from rollart_hpc.launch import finding
 from rollart_hpc.launch.finding import Finding
-from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.rundir import run_root
 from rollart_hpc.vocabulary import ExitCode
 
 
 def doctor(args: argparse.Namespace) -> int:
     site = load_site(args.site or _own_site())
-    if site.launcher != "slurm":
-        raise UserError(
-            f"site {site.name} is one machine, not a cluster", "name the site file of a cluster with --site"
-        )
-    slurm = Slurm()
     root = run_root_of(site) or run_root()
     shown: list[Finding] = []
 
@@ -35,11 +28,7 @@ def doctor(args: argparse.Namespace) -> int:
             for line in finding.lines(found):
                 print(line, flush=True)
 
-    show(quick_findings(site, root, slurm))
-    if finding.has_failed(shown):
-        _say("no job was submitted: fix the failed checks first")
-    elif not args.no_jobs:
-        show(ask_nodes(site, root, slurm, args.wait_minutes * 60, _say))
+    examine(site, root, show, _say, wait_s=None if args.no_jobs else args.wait_minutes * 60)
     if args.json:
         print(json.dumps([one.as_dict() for one in shown], indent=1))
     _say(finding.tally(shown))

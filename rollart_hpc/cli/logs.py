@@ -1,4 +1,7 @@
-"""`logs`: the logs of all processes of a run, merged into one stream. Each line starts with the process name."""
+"""`logs`: the logs of all processes of a run, merged into one stream. Each line starts with the process name.
+
+With -f, the steps and validations of the run are lines too, under the name `run`.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rollart_hpc.cli.screen import Follower, progress_line
 from rollart_hpc.errors import UserError
-from rollart_hpc.launch.slurm.queue import Queue
-from rollart_hpc.launch.slurm.state import StateWatch
-from rollart_hpc.launch.status import is_on_cluster, run_status
+from rollart_hpc.launch.launcher import Watch, launcher_of_run
+from rollart_hpc.observe.status import Status
 from rollart_hpc.processes.logs import LOG_LINE
 from rollart_hpc.rundir import RunDir, open_run_dir
 
@@ -27,15 +30,29 @@ def logs(args: argparse.Namespace) -> int:
         raise UserError(f"no process of {run.path} is called {args.role!r}", f"its processes: {_names(run)}")
     if not shown and not args.follow:
         print("no logs yet", file=sys.stderr)
-    queue, watch = Queue(run) if is_on_cluster(run) else None, StateWatch()
-    while args.follow:
-        state = run_status(run, queue).state
-        is_over = (watch.is_stable(state) or queue is None) and state.is_over
-        _show_new(run, args.role, readers)
-        if is_over:
-            break
-        time.sleep(FOLLOW_S)
+    if args.follow:
+        _follow(run, args.role, readers, launcher_of_run(run).watch(run))
     return 0
+
+
+def _follow(run: RunDir, role: str | None, readers: dict[Path, LogReader], watch: Watch) -> None:
+    steps = Follower(run)
+    while True:
+        status = watch.look()
+        is_over = watch.is_over(status)
+        _show_new(run, role, readers)
+        if role is None:
+            _show_steps(steps, status)
+        if is_over:
+            return
+        time.sleep(FOLLOW_S)
+
+
+def _show_steps(steps: Follower, status: Status) -> None:
+    for record in steps.new():
+        line = progress_line(record, status)
+        if line:
+            print(f"{'run':<20} {line}", flush=True)
 
 
 def _show_new(run: RunDir, role: str | None, readers: dict[Path, LogReader]) -> bool:

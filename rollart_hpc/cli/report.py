@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rollart_hpc.launch.status import run_status
+from rollart_hpc.launch.launcher import run_status
 from rollart_hpc.observe import perfetto
 from rollart_hpc.observe import report as observe_report
 from rollart_hpc.rundir import RunDir, open_run_dir

@@ -46,14 +46,12 @@ class LiveScreen:
         if self._quiet:
             return
         for record in self._records.new():
-            if record.get("what") in WARNINGS:
-                self._print(f"warning: task {record['name']} {WARNINGS[record['what']]}: {record['detail']}")
-            elif record.get("kind") == LineKind.VALIDATION:
-                self._print(validation_line(record))
-            elif record.get("kind") == LineKind.STEP:
+            is_step = record.get("kind") == LineKind.STEP
+            if is_step:
                 self._success = record.get("success", {})
-                if not self._is_terminal:
-                    self._print(step_line(record, status))
+            line = progress_line(record, status)
+            if line and not (is_step and self._is_terminal):
+                self._print(line)
         if self._is_terminal:
             self._draw(status_line(status, self._success))
 
@@ -101,6 +99,15 @@ def status_line(status: Status, success: dict[str, float] | None = None) -> str:
     parts.append(f"staleness {status.staleness.max_trained}/{status.staleness.bound}")
     parts.append(_alive(status))
     return " | ".join(filter(None, parts))
+
+
+def progress_line(record: dict[str, Any], status: Status) -> str:
+    """A line of metrics.jsonl as text; empty if it is not for the user."""
+    if record.get("what") in WARNINGS:
+        return f"warning: task {record['name']} {WARNINGS[record['what']]}: {record['detail']}"
+    if record.get("kind") == LineKind.VALIDATION:
+        return validation_line(record)
+    return step_line(record, status) if record.get("kind") == LineKind.STEP else ""
 
 
 def step_line(record: dict[str, Any], status: Status) -> str:

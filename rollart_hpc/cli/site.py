@@ -9,18 +9,18 @@ from pathlib import Path
 
 from rollart_hpc.config import packaged
 from rollart_hpc.config.load import load_site
-from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.doctor.examine import need_cluster
+from rollart_hpc.errors import SiteError, UserError, command_line
 from rollart_hpc.files import make_directory, write_atomic
 from rollart_hpc.launch import finding
 from rollart_hpc.launch.sites.compare import compare
 from rollart_hpc.launch.sites.describe import choose, class_name, describe, named
-from rollart_hpc.launch.slurm.commands import Slurm
-from rollart_hpc.launch.slurm.inventory import read_inventory
+from rollart_hpc.launch.sites.live import live_inventory
 from rollart_hpc.vocabulary import ExitCode
 
 
 def init(args: argparse.Namespace) -> int:
-    inventory = read_inventory(Slurm())
+    inventory = live_inventory()
     chosen = choose(inventory)
     if not chosen:
         raise SiteError("the cluster has no usable node", "see why: sinfo -R")
@@ -39,16 +39,15 @@ def init(args: argparse.Namespace) -> int:
     load_site(path)
     site = path if args.output else name
     print(f"wrote {path}: {', '.join(named(chosen))}")
-    print(f"  review the guesses, then:  rollart-hpc doctor --site {site}")
-    print(f"  then train something:      rollart-hpc submit quickstart --site {site}")
+    print(f"  review the guesses, then:  {command_line('doctor', '--site', site)}")
+    print(f"  then train something:      {command_line('submit', 'quickstart', '--site', site)}")
     return 0
 
 
 def check(args: argparse.Namespace) -> int:
     site = load_site(args.site)
-    if site.launcher != "slurm":
-        raise UserError(f"site {site.name} is one machine, not a cluster", "name the site file of a cluster")
-    found = compare(site, read_inventory(Slurm()))
+    need_cluster(site)
+    found = compare(site, live_inventory())
     if args.json:
         print(json.dumps([one.as_dict() for one in found], indent=1))
     else:

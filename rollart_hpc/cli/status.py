@@ -1,76 +1,127 @@
-"""`status`: prints the status of a run as text or JSON. Changes nothing."""
+"""`status`: prints the status of a run, or of all runs, as text or JSON; -f follows one. Changes nothing."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from rollart_hpc.cli.following import follow_to_the_end
 from rollart_hpc.cli.screen import quarantined, status_line
+from rollart_hpc.cli.usage import usage_lines
 from rollart_hpc.config import packaged
 from rollart_hpc.config.load import load_site
-from rollart_hpc.errors import RollartError
-from rollart_hpc.launch.slurm.queue import RUNNING
-from rollart_hpc.launch.slurm.record import AvoidedNodes, BadNode, Ended, GoodNode
-from rollart_hpc.launch.slurm.record import read as read_records
-from rollart_hpc.launch.status import RunStatus, gpu_hours, is_on_cluster, run_status
-from rollart_hpc.rundir import RunDir, newest_run_dir, open_run_dir
+from rollart_hpc.errors import RollartError, UserError, command_line
+from rollart_hpc.launch.launcher import Launcher, launcher_of_run
+from rollart_hpc.launch.status import RunStatus
+from rollart_hpc.launch.summary import table
+from rollart_hpc.rundir import RunDir, known_runs, open_run_dir
+
+_TITLES = ("run", "state", "step", "scores", "jobs", "age")
 
 
 def status(args: argparse.Namespace) -> int:
-    run = open_run_dir(args.run_dir) if args.run_dir else newest_run_dir(*site_roots())
-    current = run_status(run)
-    if is_on_cluster(run) and current.state.is_over:
-        current.gpu_hours = gpu_hours(run, current)
+    if args.all and (args.run_dir or args.follow):
+        raise UserError("--all is for all runs: it takes no RUN_DIR and no -f", "leave one of them out")
+    if args.all:
+        return _all(args)
+    runs = [] if args.run_dir else known_runs(*site_roots())
+    run = open_run_dir(args.run_dir) if args.run_dir else runs[0]
+    launcher = launcher_of_run(run)
+    if args.follow:
+        return follow_to_the_end(run, launcher)
+    current = launcher.watch(run).look()
+    if current.state.is_over:
+        launcher.account(current)
     if args.json:
-        print(msgspec.json.format(msgspec.json.encode(current), indent=1).decode())
+        _print_json(current)
         return 0
-    reason = f": {current.reason}" if current.reason else ""
-    print(f"{run.path}\n{current.state}, attempt {current.attempt}{reason}")
-    print(status_line(current))
-    for line in quarantined(current):
-        print(line)
-    for name, task in current.tasks.items():
-        if task.last_error and not task.quarantined:
-            print(f"last failure of {name}: {task.last_error}")
-    for name, pool in current.pools.items():
-        if pool.kv_tokens and not current.state.is_over:
-            used, tokens = pool.kv_used_tokens, pool.kv_tokens
-            print(f"KV use of pool {name}: {used} of {tokens} tokens ({used / tokens:.0%}), {pool.engines} engines")
-    _print_counts("dropped", current.dropped)
-    _print_counts("lost", {role: workers.lost for role, workers in current.workers.items()})
-    for line in job_lines(run, current):
-        print(line)
-    if current.state.can_resume:
-        print(f"resume it with: rollart-hpc resume {run.path}")
+    print("\n".join(_lines(run, current, launcher)))
+    if len(runs) > 1:
+        print(f"{len(runs) - 1} older runs: rollart-hpc status --all")
     return 0
 
 
-def job_lines(run: RunDir, current: RunStatus) -> list[str]:
-    """For a run on a cluster: its components, earlier starts, excluded nodes and GPU-hours."""
-    lines = [
+# --- one run -------------------------------------------------------------------------------------
+
+
+def _lines(run: RunDir, current: RunStatus, launcher: Launcher) -> list[str]:
+    reason = f": {current.reason}" if current.reason else ""
+    lines = [str(run.path), f"{current.state}, attempt {current.attempt}{reason}", status_line(current)]
+    lines += quarantined(current)
+    for name, task in current.tasks.items():
+        if task.last_error and not task.quarantined:
+            lines.append(f"last failure of {name}: {task.last_error}")
+    for name, pool in current.pools.items():
+        if pool.kv_tokens and not current.state.is_over:
+            used, tokens = pool.kv_used_tokens, pool.kv_tokens
+            lines.append(
+                f"KV use of pool {name}: {used} of {tokens} tokens ({used / tokens:.0%}), {pool.engines} engines"
+            )
+    lines += _counts("dropped", current.dropped)
+    lines += _counts("lost", {role: workers.lost for role, workers in current.workers.items()})
+    lines += [change.as_text() for change in current.changes]
+    lines += [*_job_lines(current), *launcher.history(run), *usage_lines(current)]
+    if current.state.can_resume:
+        lines.append(f"resume it with: {command_line('resume', run.path)}")
+    return lines
+
+
+def _job_lines(current: RunStatus) -> list[str]:
+    return [
         f"job {row.job}: {row.state.lower()} in partition {row.partition}"
         + (f" on {row.nodes}" if row.nodes else "")
-        + (f", {row.left} left" if row.state == RUNNING else "")
+        + (f", {row.left} left" if row.left and row.nodes and not current.state.is_over else "")
         + (f": {row.reason}" if row.reason else "")
         for row in current.jobs
     ]
-    for record in read_records(run):
-        if isinstance(record, Ended):
-            why = f": {record.reason}" if record.reason else ""
-            lines.append(f"job {record.job}, start {record.restart + 1}: {record.state}{why}")
-        elif isinstance(record, BadNode):
-            lines.append(f"node {record.host} is bad: {record.reason}")
-        elif isinstance(record, GoodNode):
-            lines.append(f"node {record.host} is usable again")
-        elif isinstance(record, AvoidedNodes):
-            lines.append(f"nodes avoided from then on: {', '.join(record.hosts) or 'none'}")
-    for name, used in current.gpu_hours.items():
-        lines.append(f"GPU-hours on {name}: {used.given:.3f}, {used.idle:.3f} of them idle")
-    return lines
+
+
+def _counts(title: str, counts: dict[str, int]) -> list[str]:
+    listed = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+    return [f"{title}: {listed}"] if listed else []
+
+
+# --- all runs ------------------------------------------------------------------------------------
+
+
+def _all(args: argparse.Namespace) -> int:
+    runs = known_runs(*site_roots())
+    found = _survey(runs)
+    shown = [found[run.path] for run in runs if run.path in found]
+    if args.json:
+        _print_json(shown)
+        return 0
+    print("\n".join(table(_TITLES, [_row(one) for one in shown])))
+    return 0
+
+
+def _survey(runs: list[RunDir]) -> dict[Path, RunStatus]:
+    """One query per launcher. A damaged run directory is left out here; `status RUN_DIR` says what is wrong."""
+    by_launcher: dict[Launcher, list[RunDir]] = {}
+    for run in runs:
+        with suppress(RollartError):
+            by_launcher.setdefault(launcher_of_run(run), []).append(run)
+    found = (one for launcher, mine in by_launcher.items() for one in launcher.survey(mine))
+    return {Path(one.run_dir): one for one in found}
+
+
+def _row(one: RunStatus) -> tuple[str, ...]:
+    scores = [f"{name} {t.score_last:.2f}" for name, t in one.tasks.items() if t.score_last is not None]
+    jobs = dict.fromkeys(row.job.partition("+")[0] for row in one.jobs)
+    age = _age(time.time() - RunDir(one.run_dir).created_s)
+    return (one.run_dir, one.state, f"{one.step}/{one.steps}", ", ".join(scores), ", ".join(jobs), age)
+
+
+def _age(seconds: float) -> str:
+    for length_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= length_s:
+            return f"{seconds / length_s:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
 
 
 def site_roots() -> list[Path]:
@@ -83,7 +134,5 @@ def site_roots() -> list[Path]:
     return roots
 
 
-def _print_counts(title: str, counts: dict[str, int]) -> None:
-    listed = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
-    if listed:
-        print(f"{title}: {listed}")
+def _print_json(value: object) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value), indent=1).decode())

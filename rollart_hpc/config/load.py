@@ -5,13 +5,15 @@
 
 A task stands under its name, with `file` unless it is a packaged one, or under the path of its file.
 A relative path is relative to the file it stands in; on the command line, to the current directory.
-Every problem of every file is reported at once as a `ConfigError`, with file and line.
+Every problem of every file is reported at once as a `ConfigError`, with file and line. `change` puts overrides over the
+configuration of an existing run.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -93,6 +95,26 @@ def _read_run(run: str | Path, site: str | Path | None, locations: Locations) ->
         if not others:
             raise
         raise ConfigError(f"run {run}", [f"{error.what}; {error.fix}", *others]) from None
+
+
+def change(config: RunConfig, overrides: Sequence[str], source: str) -> tuple[RunConfig, list[str]]:
+    """A resolved configuration with `key=value` merged over it, checked again; and warnings."""
+    problems: list[str] = []
+    locations = Locations()
+    said = _name_tasks(_parse_overrides(overrides, problems), problems)
+    tree: Tree = asdict(config)
+    tasks = said.get("tasks")
+    if isinstance(tasks, dict):
+        new = {name: given for name, given in tasks.items() if name not in tree["tasks"]}
+        said = {**said, "tasks": {**tasks, **dict(_load_tasks(new, Path.cwd(), problems, locations))}}
+    tree = _interpolate(_merge(tree, said), problems)
+    changed = _build(RunConfig, tree, problems)
+    problems += find_code_problems(tree)
+    problems += of_their_own(find_conflicts(changed), problems)
+    if problems:
+        locations.add_overrides(overrides)
+        raise ConfigError(source, locations.located(problems))
+    return changed, find_oddities(changed, said.get("flow") or {})
 
 
 def load_site(site: str | Path) -> SiteConfig:

@@ -7,6 +7,7 @@ back needs neither OmegaConf nor the packaged files, so that a role starts fast.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ _HEADER = b"# Resolved by rollart-hpc: the run reads this file and no other conf
 
 
 def write_resolved(path: Path, config: RunConfig | SiteConfig) -> None:
-    write_atomic(path, _HEADER + msgspec.yaml.encode(config))
+    write_atomic(path, _HEADER + msgspec.yaml.encode(asdict(config)))  # msgspec would leave out some defaults
 
 
 def read_resolved(path: Path) -> RunConfig:

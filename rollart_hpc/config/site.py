@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rollart_hpc.config.fields import key, part
+from rollart_hpc.config.launchers import LAUNCHERS, is_cluster
 from rollart_hpc.hardware import CLASSES, GPUS, Gpu
 
 # Set by the plan, or needed for requeueing: `sbatch` maps may not override them.
@@ -20,6 +21,7 @@ RESERVED_OPTIONS = (
     "job-name", "mem", "mem-per-cpu", "mem-per-gpu", "nodes", "no-requeue", "ntasks", "ntasks-per-node", "open-mode",
     "output", "parsable", "partition", "propagate", "requeue", "signal", "test-only", "time", "wait", "wrap",
 )  # fmt: skip
+_OTHER_CLUSTERS = ("cluster", "clusters", "cluster-constraint")  # a job there would not be found again
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*", re.IGNORECASE)
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,31}")
@@ -99,7 +101,7 @@ class SiteConfig(Options):
     launcher: str = key(
         "local",
         "how processes start",
-        choices={"local": "as processes of this machine", "slurm": "as steps of a Slurm job"},
+        choices={name: declared.summary for name, declared in LAUNCHERS.items()},
     )
     classes: dict[str, HardwareClass] = field(
         default_factory=dict, metadata={"help": "hardware classes, under names of your choice"}
@@ -154,7 +156,7 @@ def find_site_conflicts(site: SiteConfig) -> list[str]:
     found = [*find_option_problems("sbatch", site.sbatch), *_network(site.network)]
     for name, own in site.classes.items():
         found.extend(f"classes.{name}{problem}" for problem in _class(name, own))
-    if site.launcher == "slurm":
+    if is_cluster(site.launcher):
         found.extend(_serves(site))
     return found
 
@@ -164,6 +166,8 @@ def find_option_problems(path: str, options: dict[str, Any]) -> Iterator[str]:
     for name, value in options.items():
         if not _OPTION.fullmatch(name):
             yield f"{path}.{name}: not an sbatch option; write its long name without the leading dashes, e.g. nice"
+        elif name in _OTHER_CLUSTERS:
+            yield f"{path}.{name}: jobs go to the cluster of this login node only; remove it and submit there"
         elif name in RESERVED_OPTIONS:
             yield f"{path}.{name}: set by the plan, not here; remove it"
         elif isinstance(value, (dict, list)) or value is None or "\n" in str(value):

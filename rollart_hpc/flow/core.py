@@ -448,8 +448,8 @@ class Core:
         self.version = self.saved_version = self.batches.step = saved["version"]
         self.admission.num_groups = saved["num_groups"]
         self.admission.next_index.update(saved["group_index"])
-        self.mix.restore(saved["mix"])
         self.tally.restore(saved["tally"])
+        self.mix.restore(saved["mix"], [name for name, task in self.tally.tasks.items() if task.quarantined])
         self.validator.restore(saved["validations"])
         self._first_step = self.version
         for group in groups_of(saved["groups"]):

@@ -7,6 +7,7 @@ groups complete in.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 
@@ -58,11 +59,13 @@ class TaskMix:
             "quotas": {str(step): quota for step, quota in self._quotas.items()},
         }
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Take over a snapshot; tasks that the run no longer has are left out."""
+    def restore(self, saved: dict[str, Any], quarantined: Collection[str] = ()) -> None:
+        """Take over a snapshot. Weights are those of now; batches are dealt again if tasks, weights or sizes differ."""
         for task in self.weights:
             self._credit[task] = saved["credit"].get(task, 0.0)
-        if set(saved["weights"]) == set(self.weights):
-            self.weights.update(saved["weights"])
-            self._find_tasks()
-            self._quotas = {int(step): quota for step, quota in saved["quotas"].items()}
+            if task in quarantined:
+                self.weights[task] = 0.0
+        self._find_tasks()
+        quotas = {int(step): quota for step, quota in saved["quotas"].items()}
+        if saved["weights"] == self.weights and all(sum(quota.values()) == self.slots for quota in quotas.values()):
+            self._quotas = quotas

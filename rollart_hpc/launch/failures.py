@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from rollart_hpc.errors import RollartError, SiteError, UserError
+from rollart_hpc.errors import RollartError, SiteError, UserError, command_line
 from rollart_hpc.launch.process import Child
 from rollart_hpc.processes.logs import LOG_LINE, LOG_TIME_FORMAT
 from rollart_hpc.rundir import RunDir
@@ -46,7 +46,7 @@ def reason_of(child: Child, code: int, reported: str = "") -> RollartError:
 def gave_up(child: Child, code: int, limit: str, run: RunDir) -> SiteError:
     return SiteError(
         f"{child.name} keeps failing ({describe(code)}) and has used up {limit}; {quoted_tail(child.log)}",
-        f"find the cause, then: rollart-hpc resume {run.path}",
+        f"find the cause, then: {command_line('resume', run.path)}",
     )
 
 

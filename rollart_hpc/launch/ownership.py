@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.errors import SiteError, UserError, command_line
 from rollart_hpc.files import write_atomic
 from rollart_hpc.launch.process import Child
 from rollart_hpc.rundir import RunDir
@@ -78,9 +78,7 @@ def supervisor_pid(run: RunDir) -> int | None:
     if owner is None or owner.state is not RunState.RUNNING:
         return None
     if owner.host != socket.gethostname():
-        raise UserError(
-            f"{run.path} is supervised on host {owner.host}", "run this command there, or end that run first"
-        )
+        raise UserError(f"{run.path} is supervised on host {owner.host}", f"run this command there: ssh {owner.host}")
     return owner.pid if start_ticks(owner.pid) == owner.start_ticks != 0 else None
 
 
@@ -88,6 +86,6 @@ def ask_to_end(run: RunDir) -> int:
     """Ask the supervisor to save a checkpoint and end the run. Returns its pid."""
     pid = supervisor_pid(run)
     if pid is None:
-        raise UserError(f"{run.path} is not running", f"see how it ended: rollart-hpc status {run.path}")
+        raise UserError(f"{run.path} is not running", f"see how it ended: {command_line('status', run.path)}")
     os.kill(pid, signal.SIGTERM)
     return pid

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
+from rollart_hpc.config.launchers import is_cluster
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import HardwareClass, SiteConfig
 from rollart_hpc.errors import UserError
@@ -33,7 +34,7 @@ WORK_S = 120  # minimum time of a job before its last checkpoint; Slurm's signal
 
 
 def make_plan(config: RunConfig, site: SiteConfig | None = None) -> Plan:
-    if site is None or site.launcher == "local":
+    if site is None or not is_cluster(site.launcher):
         return _local_plan(config)
     if config.reward.elastic.max_workers and not site.submit_from_compute:
         raise UserError(

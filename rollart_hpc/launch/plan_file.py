@@ -1,11 +1,14 @@
 """plan.json: the processes of a run and where they run. Owns that file and the creation of a run directory.
 
-The plan is made once, when the run is created, and every later start uses it. So a new version of the package, or a
-new default, does not change a run that waits in a queue. To replan, edit config.yaml or site.yaml in the run
-directory, remove plan.json and resume the run.
+The plan is made when the run is created, and every later start uses it. So a new version of the package, or a new
+default, does not change a run that waits in a queue. `resume RUN_DIR key=value` replaces it; after an edit of site.yaml
+in the run directory, remove plan.json and resume the run.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -13,7 +16,7 @@ from rollart_hpc.config.resolved import read_resolved, read_site, write_resolved
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import SiteError
-from rollart_hpc.files import write_atomic
+from rollart_hpc.files import disk_errors, write_atomic
 from rollart_hpc.launch.plan import Plan, make_plan
 from rollart_hpc.rundir import RunDir
 
@@ -38,6 +41,15 @@ def settle_plan(run: RunDir) -> Plan:
         plan = _make(run)
         _write(run, plan)
     return plan
+
+
+@contextmanager
+def replace_plan(run: RunDir, plan: Plan) -> Iterator[None]:
+    """For a change of the files that the plan is made from: while this is open there is no plan."""
+    with disk_errors(run.plan):
+        run.plan.unlink(missing_ok=True)
+    yield
+    _write(run, plan)
 
 
 def _make(run: RunDir) -> Plan:

@@ -1,20 +1,20 @@
-"""The status of a run: what its controller wrote last, corrected by its supervisor and by Slurm. Only reads.
+"""The status of a run: what its controller wrote last, corrected by what its launcher sees. Only reads.
 
 The correction is needed because a run whose processes were all killed leaves a status that says "running".
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import msgspec
 
-from rollart_hpc.config.resolved import read_resolved, read_site
-from rollart_hpc.errors import UserError
+from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.flow.rules import rules_of
-from rollart_hpc.launch.ownership import Ownership, read_ownership, supervisor_pid
+from rollart_hpc.launch.changes import ConfigChange, read_changes
+from rollart_hpc.launch.ownership import Ownership, read_ownership
 from rollart_hpc.launch.plan_file import read_plan
-from rollart_hpc.launch.slurm.queue import JobRow, Queue
-from rollart_hpc.launch.slurm.state import job_state
-from rollart_hpc.launch.slurm.usage import usage
 from rollart_hpc.observe.status import (
     GpuHours,
     StalenessStatus,
@@ -27,6 +27,30 @@ from rollart_hpc.observe.status import (
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import RunState
 
+_WITHOUT_PROCESSES = (RunState.PENDING, RunState.PREPARING, RunState.REQUEUED)
+
+
+class JobRow(msgspec.Struct, frozen=True):
+    """A component of the newest job, or an ordinary job, in the words of its cluster."""
+
+    job: str  # 12, or 12+1
+    partition: str
+    state: str
+    reason: str  # as text; empty unless it is pending
+    start: str  # when it started, or will start at the latest; empty if unknown
+    left: str
+    nodes: str
+
+
+class Used(msgspec.Struct, frozen=True):
+    """What the jobs of a run used on one hardware class, according to the cluster's accounting."""
+
+    elapsed_s: float = 0.0  # summed over jobs and restarts
+    cpu_s: float = 0.0
+    allocated_cpu_s: float = 0.0
+    max_rss_gb: float = 0.0  # of the largest process; 0 = not recorded
+    memory_gb: float = 0.0  # requested per node
+
 
 class RunStatus(Status):
     """The output of `status --json`."""
@@ -34,50 +58,36 @@ class RunStatus(Status):
     run_dir: str = ""
     jobs: list[JobRow] = msgspec.field(default_factory=list)  # on a cluster: components of the newest job
     gpu_hours: dict[str, GpuHours] = msgspec.field(default_factory=dict)  # on a cluster, after the end: by class
+    cost: float = 0.0  # of those GPU-hours, in the unit of the site file
+    used: dict[str, Used] = msgspec.field(default_factory=dict)  # by class, where accounting exists
+    accounting: str = ""  # why `used` is empty
+    changes: list[ConfigChange] = msgspec.field(default_factory=list)  # by `resume RUN_DIR key=value`
 
 
-def run_status(run: RunDir, queue: Queue | None = None) -> RunStatus:
-    """`queue`: pass one for a run on a cluster that is polled."""
+class View(NamedTuple):
+    """A run as its launcher sees it."""
+
+    state: RunState | None  # None: as the controller says
+    reason: str = ""
+    jobs: Sequence[JobRow] = ()
+
+
+def compose(run: RunDir, view: View) -> RunStatus:
     written = read_status(run.status)
     current = RunStatus(**msgspec.structs.asdict(written or _before_the_first(run)), run_dir=str(run.path))
-    owner = read_ownership(run)
-    (_see_cluster if is_on_cluster(run) else _see_supervisor)(run, current, owner, queue)
+    told = current.state
+    current.state = view.state or _state_of_controller(run, current, read_ownership(run))
+    current.reason = (current.reason if told is current.state else "") or view.reason
+    current.jobs = list(view.jobs)
     current.attempt = max(current.attempt, run.last_attempt())
-    if current.state.is_over:
+    current.changes = read_changes(run)
+    if current.changes:
+        current.steps = read_resolved(run.config).steps  # the controller may not have read the new one yet
+    if current.state.is_over or current.state in _WITHOUT_PROCESSES:
         current.validating = None
         for workers in current.workers.values():
             workers.alive = 0
     return current
-
-
-def is_on_cluster(run: RunDir) -> bool:
-    """Decided by the run's site, because there may be no job yet, or no record of one."""
-    return run.site.exists() and read_site(run.site).launcher == "slurm"
-
-
-def gpu_hours(run: RunDir, current: Status) -> dict[str, GpuHours]:
-    return usage(run, read_plan(run), current.time_s)
-
-
-def _see_supervisor(run: RunDir, current: RunStatus, owner: Ownership | None, queue: Queue | None) -> None:
-    """For a run on this machine."""
-    current.state = _state_here(run, current, owner)
-    current.reason = current.reason or (owner.reason if owner is not None else "")
-
-
-def _state_here(run: RunDir, current: Status, owner: Ownership | None) -> RunState:
-    if owner is None:
-        return RunState.PREPARING
-    if owner.state is not RunState.RUNNING:
-        return owner.state
-    return _state_of_controller(run, current, owner) if _is_supervised(run) else RunState.KILLED
-
-
-def _see_cluster(run: RunDir, current: RunStatus, owner: Ownership | None, queue: Queue | None) -> None:
-    told, (state, reason, rows) = current.state, job_state(run, queue or Queue(run))
-    current.state = state or _state_of_controller(run, current, owner)
-    current.reason = (current.reason if told is current.state else "") or reason
-    current.jobs = rows
 
 
 def _state_of_controller(run: RunDir, current: Status, owner: Ownership | None) -> RunState:
@@ -87,13 +97,6 @@ def _state_of_controller(run: RunDir, current: Status, owner: Ownership | None) 
         return RunState.STARTING if run.last_attempt() else RunState.PREPARING
     is_of_now = current.attempt >= oldest and current.state is not RunState.UNKNOWN
     return current.state if is_of_now else RunState.STARTING
-
-
-def _is_supervised(run: RunDir) -> bool:
-    try:
-        return supervisor_pid(run) is not None
-    except UserError:
-        return True  # the supervisor is on another host, so it can't be checked from here
 
 
 def _before_the_first(run: RunDir) -> Status:

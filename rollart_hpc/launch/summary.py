@@ -22,7 +22,7 @@ def plan_lines(plan: Plan) -> list[str]:
         (f"{c.index} {c.hardware}", c.partition, str(len(c.nodes)), _amount(c.per_node), _counted(c.procs))
         for c in plan.components
     ]
-    return [*_table(_TITLES, components), "", *_table(_ROLE_TITLES, _role_rows(plan)), "", cost_line(plan)]
+    return [*table(_TITLES, components), "", *table(_ROLE_TITLES, _role_rows(plan)), "", cost_line(plan)]
 
 
 def cost_line(plan: Plan) -> str:
@@ -100,6 +100,7 @@ def _counted(procs: Iterable[Proc]) -> str:
     return ", ".join(f"{count} {role}" for role, count in Counter(proc.role for proc in procs).items())
 
 
-def _table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    """Columns of equal width."""
     widths = [max(len(row[i]) for row in (titles, *rows)) for i in range(len(titles))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in (titles, *rows)]

@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 from rollart_hpc import __version__
 from rollart_hpc.config.resolved import read_resolved, read_site
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.errors import RollartError, SiteError
+from rollart_hpc.errors import RollartError, SiteError, command_line
 from rollart_hpc.files import FILE_MODE, read_json
 from rollart_hpc.processes.about import about_process
 from rollart_hpc.processes.lifetime import end_with_parent, seat_incarnation, stay_if_told, stay_offline
@@ -184,7 +184,7 @@ def find_address(start: Start) -> str:
     if not content:
         raise SiteError(
             f"attempt {start.attempt} of {start.run.path} has no controller address yet",
-            f"check that it is running: rollart-hpc status {start.run.path}",
+            f"check that it is running: {command_line('status', start.run.path)}",
         )
     return str(content["address"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,49 @@ def test_status_without_a_directory_means_the_newest_run(cli: Cli, run_root: Pat
     RunDir(run_root / "old").create()
     RunDir(run_root / "new").create()
     assert json.loads(cli("status", "--json").stdout)["run_dir"] == str(run_root / "new")
+
+
+def test_status_of_all_runs_is_a_table(cli: Cli, run_root: Path) -> None:
+    for number, state in enumerate(("finished", "failed")):
+        one = RunDir(run_root / f"run {number}").create()
+        own(one, state)
+        one.status.write_text(json.dumps(STATUS))
+    (run_root / "damaged").mkdir()
+    (run_root / "damaged" / "run.json").write_text("{}")
+    title, newest, oldest = cli("status", "--all").stdout.splitlines()
+    assert title.split() == ["run", "state", "step", "scores", "jobs", "age"]
+    assert "run 1" in newest and " failed " in newest and " 7/10  lake 0.50 " in newest and newest.endswith(" s")
+    assert "run 0" in oldest and " finished " in oldest
+    found = json.loads(cli("status", "--all", "--json").stdout)
+    assert [one["state"] for one in found] == ["failed", "finished"]
+    assert "1 older runs: rollart-hpc status --all" in cli("status").stdout
+    assert cli("status", "--all", run_root / "run 0").returncode == 2
+
+
+def test_following_ends_with_the_state_and_exit_code_of_the_run(cli: Cli, run: RunDir) -> None:
+    """And not with what the controller said before it was killed."""
+    own(run, "failed", reason="the trainer was killed")
+    run.status.write_text(json.dumps({**STATUS, "updated": "now"}))
+    done = cli("status", "-f", run.path)
+    assert done.returncode == 3 and done.stdout.startswith("failed after 7 of 10 steps\n")
+    assert "the trainer was killed" in done.stdout and f"rollart-hpc resume '{run.path}'" in done.stdout
+    assert "run: failed: the trainer was killed" in done.stderr
+
+
+def test_following_logs_shows_steps(run: RunDir) -> None:
+    own(run, "running", os.getpid())
+    run.begin_attempt()
+    run.status.write_text(json.dumps(STATUS))
+    command = [sys.executable, "-m", "rollart_hpc.cli", "logs", "-f", str(run.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as logs:
+        assert logs.stdout is not None
+        run.log(1, "env-0").write_text("11-16 01:00:00.100 INFO env-0: first\n")
+        assert "first" in logs.stdout.readline()
+        step = {"kind": "step", "version": 8, "step_s": 1.5, "tokens_per_s": 10.0, "success": {"lake": 0.5}}
+        run.metrics.write_text(json.dumps(step) + "\n")
+        assert logs.stdout.readline().startswith("run                  step 8/10 in 1.5 s | lake 0.50 | 10 tok/s")
+        own(run, "finished")
+        assert logs.wait(120) == 0
 
 
 def test_logs_are_merged_in_order_of_time(cli: Cli, run: RunDir) -> None:

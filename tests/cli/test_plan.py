@@ -11,9 +11,9 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 def test_plan_for_people_and_for_programs(cli: Cli) -> None:
     text = cli("plan", "quickstart", "--site", "dev").stdout
     assert "1 h800     h800       1      3 CPUs, 2 GPUs, 5 GB  1 trainer, 1 engine, 1 relay" in text
-    assert "GPU-hours at most 6 (h800 4, h20 2), cost at most 13.4; time limit 02:00:00" in text
+    assert "GPU-hours at most 3 (h800 2, h20 1), cost at most 6.7; time limit 01:00:00" in text
     found = json.loads(cli("plan", "quickstart", "--site", "dev", "--json").stdout)
-    assert (found["gpu_hours"], found["time_minutes"], found["roles"]["engine"]["gpus"]) == (6.0, 120, 2)
+    assert (found["gpu_hours"], found["time_minutes"], found["roles"]["engine"]["gpus"]) == (3.0, 60, 2)
     assert [part["partition"] for part in found["components"]] == ["cpu", "h800", "h20"]
     assert "bandwidth: engine-bandwidth-0, relay-bandwidth" in cli("plan", "quickstart").stdout
 

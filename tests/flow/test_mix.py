@@ -49,3 +49,14 @@ def test_a_restored_mix_goes_on_as_the_saved_one(weights, slots, steps):
     twin = TaskMix(weights, slots)
     twin.restore(mix.snapshot())
     assert [mix.quota(steps + i) for i in range(3)] == [twin.quota(steps + i) for i in range(3)]
+
+
+def test_a_resumed_run_may_have_other_weights_and_sizes():
+    mix = TaskMix({"a": 1.0, "b": 1.0}, 4)
+    mix.quota(5)
+    other = TaskMix({"a": 3.0, "b": 1.0}, 4)
+    other.restore(mix.snapshot())
+    assert other.quota(5) == {"a": 3, "b": 1}
+    smaller = TaskMix({"a": 1.0, "b": 1.0}, 2)
+    smaller.restore(mix.snapshot(), quarantined=["b"])
+    assert smaller.quota(5) == {"a": 2, "b": 0}

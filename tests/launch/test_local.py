@@ -10,7 +10,9 @@ import pytest
 from rollart_hpc import extras
 from rollart_hpc.config.load import load_all
 from rollart_hpc.errors import SiteError
-from rollart_hpc.launch import local
+from rollart_hpc.launch.launcher import NewRun
+from rollart_hpc.launch.local import LocalLauncher
+from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.rundir import RunDir
 
 
@@ -34,7 +36,8 @@ def test_what_is_not_installed(
 ) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == module else object())
     loaded = load_all("quickstart", [override])
+    new = NewRun(RunDir(tmp_path / "run"), loaded.config, loaded.site, make_plan(loaded.config, loaded.site))
     with pytest.raises(SiteError) as caught:
-        local.start_run(loaded.config, loaded.site, RunDir(tmp_path / "run"), NoScreen())  # type: ignore[arg-type]
+        LocalLauncher().start(new, NoScreen())  # type: ignore[arg-type]
     assert caught.value.what == f"not installed: {module}" and f"'.[{extra}]'" in caught.value.fix
     assert not (tmp_path / "run").exists()

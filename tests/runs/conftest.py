@@ -33,8 +33,8 @@ class Run:
         self._spawn("run", str(run), "--run-dir", str(self.directory), *base, *overrides)
         return self
 
-    def resume(self) -> Run:
-        self._spawn("resume", str(self.directory))
+    def resume(self, *overrides: str) -> Run:
+        self._spawn("resume", str(self.directory), *overrides)
         return self
 
     def _spawn(self, *arguments: str) -> None:

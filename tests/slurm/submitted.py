@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rollart_hpc.devcluster.cluster import Cluster
+from rollart_hpc.launch.launcher import launcher_of_run
 from rollart_hpc.launch.ownership import has_finished
 from rollart_hpc.launch.slurm import record
-from rollart_hpc.launch.slurm.queue import Queue
-from rollart_hpc.launch.status import run_status
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import RunState
 
@@ -93,10 +92,10 @@ class Submitted:
 
     def until_state(self, *states: str, attempt: int = 0) -> None:
         """What `status` looks at, in this process: a command five times a second is half a core."""
-        queue = Queue(self.run)
+        watch = launcher_of_run(self.run).watch(self.run)
 
         def is_there() -> bool:
-            now = run_status(self.run, queue)
+            now = watch.look()
             return now.state in states and now.attempt >= attempt
 
         self.until(is_there, " or ".join(states))

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from rollart_hpc.devcluster.cluster import Cluster
-from rollart_hpc.launch.ownership import read_ownership, start_ticks
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.queue import job_ids, live_jobs
-from tests.slurm.submitted import LIMIT_S, SLOWLY, SMALL, WORKING_IN, Submitted
+from tests.slurm.submitted import LIMIT_S, SLOWLY, SMALL, Submitted
 
 TYPED = 'status\nlogs supervisor\necho "within job $SLURM_JOB_ID of $SLURM_HET_SIZE parts"\nexit\n'
 
@@ -38,21 +37,15 @@ def test_all_roles_start_the_prompt_answers_and_nothing_is_left(run: Submitted) 
         assert prompt.poll() is None, prompt.communicate()
         (began,) = run.begun()
         known = run.cluster.slurm.records("show", "job", str(began.job))
-        owner = read_ownership(run.run)
-        pids = [owner.pid, *(proc.pid for proc in owner.procs.values())]
-        ticks = [start_ticks(pid) for pid in pids]
+        fields = {"name": "%j", "nodes": "%N"}
+        steps = {row["name"]: row["nodes"] for row in run.cluster.slurm.table("squeue", fields, "--steps")}
         said, _ = prompt.communicate(TYPED, timeout=LIMIT_S)
     assert prompt.returncode == 0, said
     assert began.held_by == "prompt" and {part["Nice"] for part in known} == {"7"}
     assert "running, attempt 1" in said and "attempt 1 begins" in said
     assert f"within job {began.job} of 3 parts" in said and "saving a checkpoint" in said
-    assert not [pid for pid, tick in zip(pids, ticks) if tick and start_ticks(pid) == tick]
-    run.until(lambda: not working_here(run), "the end of all steps")
+    assert steps["supervisor"] == run.hosts("cpu")[0], "not on the host of the prompt"
+    run.until(lambda: not run.processes(), "the end of all steps")
     run.until(lambda: not live_jobs(run.cluster.slurm, job_ids(run.run), []), "the end of the allocation")
     assert run.run.newest_checkpoint() and not run.run.store_root.exists()
     assert [line.state for line in record.read(run.run) if isinstance(line, record.Ended)] == ["drained"]
-
-
-def working_here(run: Submitted) -> str:
-    command = [sys.executable, "-c", WORKING_IN, str(run.run.path)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -40,6 +40,7 @@ def test_slurmctld_down_drained_node_dead_slurmd_other_users_scancel(run: Submit
     dead_slurmd_under_an_engine_requeues_and_the_old_attempt_is_fenced(run, dead[0])
     assert not {*drained, *dead} & {*run.hosts("h20"), *run.hosts("h800")}
     cancel_saves_a_checkpoint_and_resume_goes_on_from_it(run)
+    a_requeued_run_that_waits_can_be_cancelled(run)
     scancel_leaves_nothing(run)
 
 
@@ -95,10 +96,27 @@ def cancel_saves_a_checkpoint_and_resume_goes_on_from_it(run: Submitted) -> None
     assert not run.processes() and not run.run.store_root.exists()
     newest = run.run.newest_checkpoint()
     assert newest and newest.step == run.ledger()[-1]["version"]
+    assert job_states(run, before) == {"CANCELLED"}
     assert cli("resume", str(run.run.path)).returncode == 0
     run.until_begun(starts + 1)
     assert run.job != before and run.begun()[-1].from_step == newest.step
     run.until_steps(len(run.ledger()) + 1)
+
+
+def job_states(run: Submitted, job: int) -> set[str]:
+    return {row["JobState"] for row in run.cluster.slurm.records("show", "job", str(job))}
+
+
+def a_requeued_run_that_waits_can_be_cancelled(run: Submitted) -> None:
+    starts, job = len(run.begun()), run.job
+    run.cluster.slurm.run("scontrol", "requeue", str(job))
+    run.until_state("pending")
+    done = cli("cancel", str(run.run.path))
+    assert done.returncode == 0 and done.stdout.startswith("cancelled"), done.stderr
+    assert job_states(run, job) == {"CANCELLED"} and not run.processes()
+    assert cli("resume", str(run.run.path)).returncode == 0
+    run.until_begun(starts + 1)
+    run.until_state("running", attempt=run.run.last_attempt() + 1)
 
 
 def scancel_leaves_nothing(run: Submitted) -> None:

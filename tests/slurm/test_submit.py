@@ -26,7 +26,7 @@ def test_the_dry_run_s_output_passes_sbatch_unchanged(cluster: Cluster, tmp_path
     directory = tmp_path / "a run of 100%"
     done = cli("submit", "quickstart", "--site", site, "--dry-run", "--run-dir", str(directory))
     assert done.returncode == 0 and "nothing was created or submitted" in done.stderr
-    assert "GPU-hours at most 6" in done.stderr and not directory.exists()
+    assert "GPU-hours at most 3" in done.stderr and not directory.exists()
     tested = cluster.slurm.ask("sbatch", "--test-only", stdin=done.stdout)
     assert tested.code == 0, tested.stderr
     asked = cli("submit", "quickstart", "--site", site, "--test-only", "--run-dir", str(directory))
@@ -40,7 +40,7 @@ def test_what_would_not_run_is_refused_before_it_is_sent(accounting_cluster: Clu
     site.write_text("base: dev\nclasses: {cpu: {partition: staff}}\n")
     site.chmod(0o644)
     for words in (
-        ["add", "qos", "narrow", "MaxTRESPerUser=gres/gpu=2", "MaxWall=60"],
+        ["add", "qos", "narrow", "MaxTRESPerUser=gres/gpu=2", "MaxWall=30"],
         ["modify", "user", "alice", "set", "qos+=narrow"],
     ):
         assert cluster.run("sacctmgr", "-i", *words).returncode == 0
@@ -56,7 +56,7 @@ def test_what_would_not_run_is_refused_before_it_is_sent(accounting_cluster: Clu
     assert "you have no association with account other (yours: dev); set job.account=..." in said
     said = refused("--site", "dev", "job.qos=narrow")
     assert "QOS narrow: gres/gpu is limited to 2, this run needs 3" in said
-    assert "QOS narrow: jobs may take 60 min, this one requests 120; set job.time_minutes=60" in said
+    assert "QOS narrow: jobs may take 30 min, this one requests 60; set job.time_minutes=30" in said
     assert "you may not use QOS large" in refused("--site", "dev", "job.qos=large")
     assert queued(cluster) == set()
 
@@ -99,6 +99,20 @@ def test_engines_on_two_nodes_rewards_from_zero_to_zero_prologue_and_epilogue(ru
     hosts = {*run.hosts("cpu"), *run.hosts("h800")}
     assert {host for host, _ in told} == hosts and len(told) == 3
     assert {rest for _, rest in told} == {"yes a value"}
+    a_finished_run_is_extended_with_other_values_and_followed_again(run)
+
+
+def a_finished_run_is_extended_with_other_values_and_followed_again(run: Submitted) -> None:
+    path = str(run.run.path)
+    refused = cli("resume", path, "pools.compute.engines=1")
+    assert refused.returncode == 2 and f"rollart-hpc resume '{path}' steps=8" in refused.stderr
+    assert cli("resume", path, "steps=5", "pools.compute.engines=1", "validation.plays=0").returncode == 0
+    done = cli("status", "-f", path)
+    assert done.returncode == 0 and done.stdout.startswith("finished after 5 of 5 steps"), done.stderr + run.told()
+    assert len(run.hosts("h800")) == 1 and run.begun()[-1].from_step == 4
+    shown = cli("status", path).stdout
+    assert "changed after step 4: steps 4 -> 5, validation.plays 2 -> 0, pools.compute.engines 2 -> 1" in shown
+    assert "this cluster has no accounting" in shown and "GPU-hours on h800" in shown
 
 
 def lines(run: RunDir) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from typing import get_args
 import msgspec
 
 from rollart_hpc.config.resolved import read_resolved, read_site
-from rollart_hpc.errors import RollartError, SiteError
+from rollart_hpc.errors import RollartError, SiteError, command_line
 from rollart_hpc.files import write_json
 from rollart_hpc.launch.base_model import prepare_model
 from rollart_hpc.launch.elastic.slurm import SlurmWorkers
@@ -41,7 +41,7 @@ from rollart_hpc.launch.slurm.epilogue import LIMIT_S as EPILOGUE_S
 from rollart_hpc.launch.slurm.epilogue import run_epilogues
 from rollart_hpc.launch.slurm.nodes import excluded, note_nodes
 from rollart_hpc.launch.slurm.place import CANCEL_S, SRUN_S, SlurmPlace
-from rollart_hpc.launch.slurm.queue import RUNNING
+from rollart_hpc.launch.slurm.queue import RUNNING, end_as_cancelled
 from rollart_hpc.launch.slurm.requeue import requeue
 from rollart_hpc.launch.slurm.usage import usage
 from rollart_hpc.launch.supervisor import DRAIN_S, LEAVE_S, Supervisor, Why
@@ -102,6 +102,8 @@ class Job:
         if state is RunState.DRAINED:
             return self._requeue(reason)
         self._end(state, reason)
+        if state is RunState.CANCELLED and not self.once:
+            end_as_cancelled(self.slurm, self.allocation.leader)
         return ExitCode.DRAINED
 
     def _supervise(self) -> tuple[RunState, Why]:
@@ -126,9 +128,10 @@ class Job:
     def _begin(self) -> None:
         if not self._may_go_on():
             limit = self.config.restarts.attempts
+            logs, resume = (command_line(word, self.run.path) for word in ("logs", "resume"))
             error = SiteError(
                 f"started {limit + 1} times without a new checkpoint (restarts.attempts = {limit})",
-                f"find the cause (rollart-hpc logs {self.run.path}), then: rollart-hpc resume {self.run.path}",
+                f"find the cause ({logs}), then: {resume}",
             )
             self._end(RunState.FAILED, error.what)
             raise error
@@ -171,7 +174,7 @@ class Job:
             requeue(self.slurm, self.allocation.leader, excluded(self.run, self.site), self.out.say)
         except SlurmError as error:
             self._end(RunState.DRAINED, f"{reason}; Slurm refused to requeue the job: {error.what}")
-            raise SiteError(error.what, f"resume the run: rollart-hpc resume {self.run.path}") from None
+            raise SiteError(error.what, f"resume the run: {command_line('resume', self.run.path)}") from None
         return 0
 
     def _why_terminated(self) -> tuple[RunState, str]:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import getpass
 import re
+import signal
 import time
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 
 import msgspec
 
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
 from rollart_hpc.launch.slurm.script import elastic_name
+from rollart_hpc.launch.status import JobRow
 from rollart_hpc.rundir import RunDir
 
 LIMIT_S = 10.0
@@ -56,22 +59,6 @@ _BEGINNINGS = {
     "QOS": "a limit of its QOS has been reached",
     "Assoc": "a limit of its account has been reached",
 }
-
-
-class JobRow(msgspec.Struct, frozen=True):
-    """A component, or an ordinary job."""
-
-    job: str  # 12, or 12+1
-    partition: str
-    state: str  # Slurm's
-    reason: str  # as text; empty unless it is pending
-    start: str  # when it started, or will start at the latest; empty if unknown
-    left: str
-    nodes: str
-
-    @property
-    def is_over(self) -> bool:
-        return self.state in OVER
 
 
 class Queue:
@@ -122,11 +109,48 @@ def job_names(run: RunDir) -> list[str]:
 
 def live_jobs(slurm: Slurm, ids: Iterable[int], names: Collection[str]) -> list[str]:
     """Leaders of your jobs with one of these ids or names that are not over. One query."""
+    return list(live_states(slurm, ids, names))
+
+
+def live_states(slurm: Slurm, ids: Iterable[int], names: Collection[str]) -> dict[str, dict[str, str]]:
+    """The same with the state of each component: {"12": {"12+0": "RUNNING", "12+1": "RUNNING"}}."""
     fields = {"job": "%i", "name": "%j", "state": "%T"}
     rows = slurm.table("squeue", fields, f"--user={getpass.getuser()}", "--states=all")
     known = {str(job_id) for job_id in ids}
-    live = [(re.split(r"[+_]", row["job"])[0], row["name"]) for row in rows if row["state"] not in OVER]
-    return list(dict.fromkeys(leader for leader, name in live if leader in known or name in names))
+    live: dict[str, dict[str, str]] = {}
+    for row in rows:
+        leader = leader_of(row["job"])
+        if row["state"] not in OVER and (leader in known or row["name"] in names):
+            live.setdefault(leader, {})[row["job"]] = row["state"]
+    return {leader: dict(sorted(states.items())) for leader, states in live.items()}
+
+
+def all_rows(slurm: Slurm) -> dict[str, list[JobRow]] | None:
+    """All your jobs by leader, with one query. None: Slurm does not answer."""
+    try:
+        found = slurm.table("squeue", FIELDS, f"--user={getpass.getuser()}", "--states=all")
+    except SlurmError:
+        return None
+    rows: dict[str, list[JobRow]] = {}
+    for fields in sorted(found, key=lambda fields: fields["job"]):
+        rows.setdefault(leader_of(fields["job"]), []).append(_row(fields))
+    return rows
+
+
+def leader_of(job: str) -> str:
+    """12 for 12, 12+1 and 12_3."""
+    return re.split(r"[+_]", job)[0]
+
+
+def is_over(row: JobRow) -> bool:
+    return row.state in OVER
+
+
+def end_as_cancelled(slurm: Slurm, leader: int) -> None:
+    """For a job whose supervisor has done everything and would exit with a code that Slurm takes for a failure."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with suppress(SlurmError):
+        slurm.ask("scancel", str(leader))
 
 
 def words(reason: str) -> str:

@@ -1,7 +1,7 @@
 """The state of a run on a cluster, from its own records and from Slurm. Only reads.
 
 the job is pending                  pending, with Slurm's reason
-the job is running                  the controller's state; starting until it has one
+the job is running                  the controller's state; starting until this start of the job has one
 over, by rollart-hpc cancel         cancelled
 over, recorded by the supervisor    finished, failed, drained
 over, without a record              cancelled or killed, with Slurm's state
@@ -17,46 +17,50 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
+from rollart_hpc.errors import command_line
 from rollart_hpc.launch.ownership import read_ownership
 from rollart_hpc.launch.slurm import record
-from rollart_hpc.launch.slurm.queue import WAITING, JobRow, Queue, job_ids
+from rollart_hpc.launch.slurm.queue import WAITING, is_over, job_ids, leader_of
+from rollart_hpc.launch.status import JobRow, View
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import RunState
 
 SURE_S = 30.0
 
 
-class JobState(NamedTuple):
-    state: RunState | None  # None: use the controller's state
-    reason: str
-    rows: list[JobRow]
-
-
-def job_state(run: RunDir, queue: Queue) -> JobState:
-    rows = queue.rows()
+def view(run: RunDir, rows: list[JobRow] | None) -> View:
+    """`rows`: of the newest job; None if Slurm does not answer."""
     owner = read_ownership(run)
     told, reason = (owner.state, owner.reason) if owner is not None else (None, "")
     of_controller = told is RunState.RUNNING
     if rows is None:
-        return JobState(None if of_controller else told or RunState.PENDING, reason or "Slurm does not answer", [])
-    live = [row for row in rows if not row.is_over]
+        return View(None if of_controller else told or RunState.PENDING, reason or "Slurm does not answer")
+    records = record.read(run)
+    live = [row for row in rows if not is_over(row)]
     if live and all(row.state in WAITING for row in live):
-        return JobState(RunState.PENDING, _why_pending(live), rows)
+        return View(RunState.PENDING, _why_pending(live), rows)
+    if live and told is not None and told.is_over and not _has_ended(records, int(leader_of(live[0].job))):
+        return View(RunState.STARTING, "", rows)  # an earlier job told that
     if live:
-        return JobState(None if of_controller else told or RunState.STARTING, reason, rows)
-    if told is None and not job_ids(run):
-        fix = f"if its submission failed, submit it again: rollart-hpc resume {run.path}"
-        return JobState(RunState.PENDING, f"it has no known job; {fix}", rows)
+        return View(None if of_controller else told or RunState.STARTING, reason, rows)
+    if told is None and not job_ids(run) and not record.is_cancelled(records):
+        fix = f"if its submission failed, submit it again: {command_line('resume', run.path)}"
+        return View(RunState.PENDING, f"it has no known job; {fix}", rows)
     if told is RunState.FINISHED:
-        return JobState(told, reason, rows)
+        return View(told, reason, rows)
     said = ", ".join(dict.fromkeys(row.state for row in rows))
-    if record.is_cancelled(record.read(run)) or said == "CANCELLED":
-        return JobState(RunState.CANCELLED, reason, rows)
+    if record.is_cancelled(records) or said == "CANCELLED":
+        return View(RunState.CANCELLED, reason if told is RunState.CANCELLED else "", rows)
     if told in (None, RunState.RUNNING, RunState.REQUEUED):
-        return JobState(RunState.KILLED, f"Slurm says {said}" if said else "Slurm no longer knows its job", rows)
-    return JobState(told, reason, rows)
+        return View(RunState.KILLED, f"Slurm says {said}" if said else "Slurm no longer knows its job", rows)
+    return View(told, reason, rows)
+
+
+def _has_ended(records: list[record.Record], job: int) -> bool:
+    """Has the supervisor recorded the end of this job's newest start?"""
+    mine = [line for line in records if isinstance(line, (record.Began, record.Ended)) and line.job == job]
+    return bool(mine) and isinstance(mine[-1], record.Ended)
 
 
 def _why_pending(live: list[JobRow]) -> str:

@@ -1,5 +1,5 @@
 #!/bin/bash -l
-# quickstart on site dev: GPU-hours at most 6 (h800 4, h20 2), cost at most 13.4; time limit 02:00:00
+# quickstart on site dev: GPU-hours at most 3 (h800 2, h20 1), cost at most 6.7; time limit 01:00:00
 # Written by rollart-hpc submit. The supervisor below starts and watches every process of the run.
 #SBATCH --job-name=rollart-quickstart-d8cc1dab
 #SBATCH --partition=cpu
@@ -7,7 +7,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=4
 #SBATCH --mem=4G
-#SBATCH --time=02:00:00
+#SBATCH --time=01:00:00
 #SBATCH --requeue
 #SBATCH --propagate=NONE
 #SBATCH --signal=B:USR1@120
@@ -22,7 +22,7 @@
 #SBATCH --cpus-per-task=3
 #SBATCH --mem=5G
 #SBATCH --gres=gpu:h800:2
-#SBATCH --time=02:00:00
+#SBATCH --time=01:00:00
 #SBATCH --requeue
 #SBATCH --propagate=NONE
 #SBATCH hetjob
@@ -33,7 +33,7 @@
 #SBATCH --cpus-per-task=2
 #SBATCH --mem=3G
 #SBATCH --gres=gpu:h20:1
-#SBATCH --time=02:00:00
+#SBATCH --time=01:00:00
 #SBATCH --requeue
 #SBATCH --propagate=NONE
 

@@ -1,5 +1,5 @@
 #!/bin/bash -l
-# quickstart on site single: GPU-hours at most 6, cost at most 17.1; time limit 02:00:00
+# quickstart on site single: GPU-hours at most 3, cost at most 8.55; time limit 01:00:00
 # Written by rollart-hpc submit. The supervisor below starts and watches every process of the run.
 #SBATCH --job-name=rollart-quickstart-d8cc1dab
 #SBATCH --partition=h800
@@ -8,7 +8,7 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --mem=11G
 #SBATCH --gres=gpu:h800:3
-#SBATCH --time=02:00:00
+#SBATCH --time=01:00:00
 #SBATCH --requeue
 #SBATCH --propagate=NONE
 #SBATCH --signal=B:USR1@120

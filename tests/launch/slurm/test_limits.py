@@ -42,7 +42,7 @@ def job(gpus: int, *, account: str = "rl", qos: str = "q", is_running: bool = Tr
         ({"GrpTRES": "mem=8G"}, "QOS q: mem is limited to 8G, this run needs 12"),
         ({"GrpTRES": "mem=12000M"}, "QOS q: mem is limited to 12000M, this run needs 12"),
         ({"GrpTRES": "license/x=1"}, ""),
-        ({"MaxWall": "01:00:00"}, "QOS q: jobs may take 60 min, this one requests 120; set job.time_minutes=60"),
+        ({"MaxWall": "00:30:00"}, "QOS q: jobs may take 30 min, this one requests 60; set job.time_minutes=30"),
         ({"MaxWall": "1-00:00:00"}, ""),
         ({"MaxSubmitPU": "2"}, "QOS q: allows 2 jobs at a time, this run has 3 components; use another QOS"),
         ({"MaxJobsPU": "2"}, "QOS q: 2 jobs may run at a time, this run has 3 components, and each counts"),

@@ -9,12 +9,12 @@ import pytest
 
 from rollart_hpc.config.load import load, load_site
 from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.launch.launcher import launcher_of_run, run_status
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm import submit as submitting
 from rollart_hpc.launch.slurm.commands import SEPARATOR, Slurm
 from rollart_hpc.launch.slurm.submit import Request, submit, submit_again
-from rollart_hpc.launch.status import is_on_cluster, run_status
 from rollart_hpc.rundir import RunDir
 
 TIMED_OUT = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
@@ -90,7 +90,9 @@ def test_after_a_refusal_the_run_still_belongs_to_the_cluster(request_: Request,
     with pytest.raises(UserError):
         submit(request_, Slurm(), print)
     status = run_status(request_.run)
-    assert is_on_cluster(request_.run) and status.state == "pending" and "rollart-hpc resume" in status.reason
+    assert (
+        launcher_of_run(request_.run).is_cluster and status.state == "pending" and "rollart-hpc resume" in status.reason
+    )
 
 
 def test_after_a_timeout_without_a_job_it_is_submitted_again(request_: Request, command, tmp_path: Path) -> None:
@@ -124,3 +126,45 @@ def test_a_refusal_says_what_to_do(said: str, fix: str, request_: Request, comma
         submit(request_, Slurm(), print)
     assert said in caught.value.what and fix in caught.value.fix
     assert calls(tmp_path, "sbatch") == 1
+
+
+def test_the_bad_option_is_named_not_the_help_text(request_: Request, command) -> None:
+    command("sbatch", "echo \"sbatch: unrecognized option '--foo'\" >&2; echo 'Try \"sbatch --help\"' >&2; exit 255")
+    with pytest.raises(UserError, match="unrecognized option '--foo'") as caught:
+        submit(request_, Slurm(), print)
+    assert "job.sbatch" in caught.value.fix
+
+
+NOT_AVAILABLE = "echo 'allocation failure: Requested node configuration is not available' >&2; exit 1"
+
+
+def nodes(*states: str) -> str:
+    lines = [SEPARATOR.join((part, f"{part}n{i}", state, "fan")) for part in ("cpu", "h800", "h20")
+             for i, state in enumerate(states if part == "h20" else ("idle", "idle"))]  # fmt: skip
+    return "printf '%s\\n' " + " ".join(f"'{line}'" for line in lines)
+
+
+def test_what_would_only_wait_is_a_warning(request_: Request, command) -> None:
+    """sbatch --test-only has the same words for drained nodes and for a request that no node can fulfil."""
+    command("sbatch", NOT_AVAILABLE)
+    command("sinfo", nodes("drained", "drained*"))
+    said = list[str]()
+    assert submitting.test_script(request_, Slurm(), said.append) == ""
+    (warning,) = said
+    assert (
+        "will wait in the queue: 2 of 2 nodes of partition h20 can't be used (drained: fan, drained*: fan)" in warning
+    )
+    command("sinfo", nodes("idle", "mixed"))
+    with pytest.raises(UserError, match="node configuration is not available"):
+        submitting.test_script(request_, Slurm(), print)
+
+
+def test_a_run_that_is_cancelled_while_it_is_submitted_leaves_no_job(
+    request_: Request, command, tmp_path: Path
+) -> None:
+    jobs = request_.run.jobs
+    command("sbatch", f"echo '{{\"kind\":\"cancelled\"}}' >> '{jobs}'; echo 12")
+    command("scancel", f'echo "$@" > "{tmp_path}/ended"')
+    with pytest.raises(UserError, match="was cancelled while it was being submitted"):
+        submit(request_, Slurm(), print)
+    assert (tmp_path / "ended").read_text() == "12\n"
