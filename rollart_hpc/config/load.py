@@ -23,6 +23,9 @@ from yaml import YAMLError
 from rollart_hpc.config import packaged
 from rollart_hpc.config.callables import find_code_problems
 from rollart_hpc.config.check import Tree, find_problems
+from rollart_hpc.config.classes import find_class_problems, set_profiles
+from rollart_hpc.config.key_names import as_fields
+from rollart_hpc.config.model_size import count_in
 from rollart_hpc.config.rules import find_conflicts, find_model_problems, find_oddities
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig, find_site_conflicts
@@ -67,13 +70,23 @@ def load_all(
     tree = _interpolate(merged, problems)
     code_problems = find_code_problems(tree)
     config = _build(RunConfig, tree, problems, f"run {run}", code_problems)
-    conflicts = find_conflicts(config) + code_problems
+    class_problems = list(find_class_problems(config, site_config))
+    if not class_problems:
+        set_profiles(config, site_config)
+    conflicts = [*find_conflicts(config), *class_problems, *code_problems]
     absent = list(find_model_problems(config))
     if needs_model:
         conflicts += absent
     if conflicts:
         raise ConfigError(f"run {run}", conflicts)
+    _count_parameters(config)
     return Loaded(config, site_config, [*absent, *find_oddities(config, said.get("flow") or {})])
+
+
+def _count_parameters(config: RunConfig) -> None:
+    model = config.model
+    if model.kind == "directory" and model.path and not model.parameters_b:
+        model.parameters_b = count_in(Path(model.path)) / 1e9
 
 
 def load_site(site: str | Path) -> SiteConfig:
@@ -115,7 +128,7 @@ def _build(schema: type[Config], tree: Tree, problems: list[str], source: str, a
     found: list[str] = problems + find_problems(schema, tree)
     if found:
         raise ConfigError(source, [*found, *also])
-    return msgspec.convert(_without_empty(tree), schema)
+    return msgspec.convert(as_fields(schema, _without_empty(tree)), schema)
 
 
 def _without_empty(tree: Tree) -> Tree:

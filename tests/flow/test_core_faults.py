@@ -100,12 +100,16 @@ def check_ledger(world: World) -> None:
 def make_world(mode: str, seed: int, failure_rate: float, direct: bool, plays: int) -> World:
     rng = random.Random(seed)
     rules = FlowRules(
-        tasks={"a": TaskRules(1.0, "compute"), "b": TaskRules(2.0, "bandwidth", "same_reward"), "c": TaskRules(0.5)},
+        tasks={
+            "a": TaskRules(1.0, ("compute",)),
+            "b": TaskRules(2.0, ("bandwidth",), "same_reward"),
+            "c": TaskRules(0.5),
+        },
         steps=rng.randint(1, 5),
         groups_per_step=rng.randint(1, 5),
         group_size=rng.randint(1, 3),
         direct=direct,
-        pools=frozenset({"compute", "bandwidth"}),
+        awaited=frozenset({"compute", "bandwidth"}),
         validation_plays=plays,
         validation_every=rng.choice([0, 2]),
         checkpoint_every=rng.choice([0, 1, 2]),
@@ -115,7 +119,7 @@ def make_world(mode: str, seed: int, failure_rate: float, direct: bool, plays: i
     if not rules.install_idle and rng.random() < 0.5:
         rules.tasks["c"] = TaskRules(0.5, split=True)
     if rules.group_size == 1:
-        rules.tasks["b"] = TaskRules(2.0, "bandwidth")
+        rules.tasks["b"] = TaskRules(2.0, ("bandwidth",))
     world = World(
         rules,
         members(rng.randint(1, 2), rng.randint(1, 2), rng.randint(1, 2), rng.choice([0, 60, 200])),

@@ -9,7 +9,7 @@ from tests.flow.scene import Scene
 
 
 def test_requests_go_to_the_pool_of_the_task():
-    scene = Scene(tasks={"a": TaskRules(1, "compute"), "b": TaskRules(1, "bandwidth")})
+    scene = Scene(tasks={"a": TaskRules(1, ("compute",)), "b": TaskRules(1, ("bandwidth",))})
     for play in scene.take(ev.Play):
         request = scene.turn(play)
         assert request.engine == {"a": "engine-c", "b": "engine-b"}[play.task]
@@ -45,7 +45,7 @@ def test_an_engine_too_far_behind_gets_no_requests():
 
 
 def test_a_pool_whose_first_engine_is_yet_to_come_is_waited_for():
-    scene = Scene(engines=(("engine-b", "bandwidth"),), pools=frozenset({"compute", "bandwidth"}))
+    scene = Scene(engines=(("engine-b", "bandwidth"),), awaited=frozenset({"compute", "bandwidth"}))
     play = scene.take(ev.Play)[0]
     assert not [c for c in scene.do(ev.TurnWanted(play.trajectory, 0, 0)) if isinstance(c, ev.Generate)]
     scene.do(ev.Joined("engine-c", "engine", pool="compute", capacity=9), ev.Installed("engine-c", WeightsId(1, 0)))
@@ -53,7 +53,7 @@ def test_a_pool_whose_first_engine_is_yet_to_come_is_waited_for():
     assert scene.core.tally.fallbacks == 0
 
 
-SPLIT = {"a": TaskRules(1.0, "compute", split=True)}
+SPLIT = {"a": TaskRules(1.0, ("compute",), split=True)}
 
 
 def wanted(scene: Scene, play: ev.Play) -> ev.Generate:
