@@ -20,8 +20,8 @@ from rollart_hpc.launch.summary import plan_lines
 def test_the_packaged_example() -> None:
     plan = make_plan(load("three-classes"), load_site("three-classes"))
     where = {c.hardware: Counter(p.role for p in c.procs) for c in plan.components}
-    assert [c.hardware for c in plan.components] == ["fat-epyc", "h800", "h20", "l40s", "thin_2"]
-    assert where["fat-epyc"] == {"controller": 1} and where["thin_2"] == {"env": 2, "reward": 1}
+    assert [c.hardware for c in plan.components] == ["fat.cpu", "h800", "h20", "l40s", "io-cpu_2"]
+    assert where["fat.cpu"] == {"controller": 1} and where["io-cpu_2"] == {"env": 2, "reward": 1}
     assert plan.classes_of("wide") == {"h20": 2, "l40s": 1} and plan.classes_of("spare") == {"l40s": 1}
     assert plan.partitions_of("wide") == "h20, l40s"
     assert {pool.name: (pool.profile, pool.tasks) for pool in plan.pools} == {
@@ -30,9 +30,9 @@ def test_the_packaged_example() -> None:
         "spare": ("compute", ("frozenlake", "letters")),
     }
     l40s = plan.components[3]
-    assert l40s.is_whole and l40s.per_node == Needs(16, 4, 62.0) and l40s.cost_per_hour == pytest.approx(4 * 0.6)
+    assert l40s.is_whole and l40s.per_node == Needs(16, 4, 31.0) and l40s.cost_per_hour == pytest.approx(4 * 0.6)
     text = "\n".join(plan_lines(plan))
-    assert "1 whole  16 CPUs, 4 GPUs, 62 GB" in text and "GPU quota: h20 2 of 2" in text
+    assert "1 whole  16 CPUs, 4 GPUs, 31 GB" in text and "GPU quota: h20 2 of 2" in text
     assert "wide   bandwidth  2 h20, 1 l40s  1          sorting, letters" in text
 
 
