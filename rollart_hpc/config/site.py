@@ -24,8 +24,8 @@ RESERVED_OPTIONS = (
 # Set by the step that starts a node's processes, or by `container`: `srun` maps may not override them.
 RESERVED_STEP_OPTIONS = (
     "chdir", "container-image", "container-mounts", "container-workdir", "cpus-per-task", "error", "exact", "exclusive",
-    "export", "export-file", "gpu-bind", "gpus", "gpus-per-node", "gpus-per-task", "gres", "het-group", "immediate", "input",
-    "jobid", "job-name", "kill-on-bad-exit", "label", "mem", "mem-per-cpu", "mem-per-gpu", "mpi", "multi-prog",
+    "export", "export-file", "gpu-bind", "gpus", "gpus-per-node", "gpus-per-task", "gres", "het-group", "immediate",
+    "input", "jobid", "job-name", "kill-on-bad-exit", "label", "mem", "mem-per-cpu", "mem-per-gpu", "mpi", "multi-prog",
     "nodelist", "nodes", "no-kill", "ntasks", "ntasks-per-node", "output", "overlap", "propagate", "pty", "relative",
     "time", "unbuffered", "wait",
 )  # fmt: skip
