@@ -1,4 +1,4 @@
-"""Hardware classes and GPU specifications. Knows neither roles nor partitions."""
+"""What processes need of hardware, and GPU specifications. Knows neither roles nor partitions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import NamedTuple
 CPU = "cpu"  # environments, controller, rewards
 COMPUTE = "compute"  # training, prefill-heavy generation
 BANDWIDTH = "bandwidth"  # decode-heavy generation
-ENGINE_CLASSES = (COMPUTE, BANDWIDTH)
-CLASSES = (CPU, *ENGINE_CLASSES)
+PROFILES = (COMPUTE, BANDWIDTH)
+ANY = "any"  # neither profile in particular
+NEEDS = (CPU, *PROFILES)
 MIN_SPEED, MAX_SPEED = 0.01, 100.0  # of an engine, relative to others
 
 

@@ -7,7 +7,9 @@ import json
 import sys
 from dataclasses import asdict
 
+from rollart_hpc.config.key_names import as_keys
 from rollart_hpc.config.load import load_all
+from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import ConfigError, UserError
 from rollart_hpc.launch.plan import make_plan
 
@@ -25,7 +27,7 @@ def check(args: argparse.Namespace) -> int:
     if args.json:
         procs = [asdict(proc) for proc in plan.procs]
         found = {"good": True, "problems": [], "warnings": loaded.warnings}
-        print(json.dumps({**found, "config": asdict(loaded.config), "plan": procs}, indent=1))
+        print(json.dumps({**found, "config": as_keys(RunConfig, asdict(loaded.config)), "plan": procs}, indent=1))
         return 0
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)

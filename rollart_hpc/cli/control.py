@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from rollart_hpc.config.pools import engine_of
 from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import UserError, command_line
-from rollart_hpc.hardware import CPU, ENGINE_CLASSES
+from rollart_hpc.hardware import CPU
 from rollart_hpc.launch.command import environment, role_command, variables
 from rollart_hpc.launch.launcher import Launcher, launcher_of_run
 from rollart_hpc.launch.plan import Plan, Proc
@@ -46,7 +47,7 @@ def join(args: argparse.Namespace) -> int:
         )
     proc = _new_proc(cast(Role, args.role), args.pool, config, read_plan(run))
     proc = replace(proc, name=args.name or proc.name)
-    threads = config.engine.threads if proc.role == "engine" else 1
+    threads = engine_of(config, proc.pool).threads if proc.role == "engine" else 1
     command = role_command(Order(proc, run.last_attempt(), Path(os.devnull)), run)
     command += _leaving(args)
     print(f"joining {run.path} as {proc.name}", file=sys.stderr, flush=True)
@@ -77,8 +78,8 @@ def _new_proc(role: Role, pool: str, config: RunConfig, plan: Plan) -> Proc:
         return Proc(f"{role}-{tag}", role, CPU, socket.gethostname())
     open_pools = _pools_with_weights(config, plan)
     fix = f"--pool {' or --pool '.join(open_pools)}"
-    if pool not in ENGINE_CLASSES:
-        raise UserError(f"an engine needs a pool, got {pool!r}", fix)
+    if pool not in config.pools:
+        raise UserError(f"an engine needs a pool of the run, got {pool!r}", fix)
     if pool not in open_pools:
         raise UserError(f"pool {pool} has no relay in this run, so an engine there would never get weights", fix)
     return Proc(f"engine-{pool}-{tag}", role, pool, pool, pool=pool)
@@ -87,6 +88,6 @@ def _new_proc(role: Role, pool: str, config: RunConfig, plan: Plan) -> Proc:
 def _pools_with_weights(config: RunConfig, plan: Plan) -> list[str]:
     """Staged weights reach only the nodes that had a relay when the run started."""
     if config.weights.transport != "staged":
-        return list(ENGINE_CLASSES)
+        return list(config.pools)
     nodes = {relay.node for relay in plan.of("relay")}
-    return [pool for pool in ENGINE_CLASSES if pool in nodes]
+    return [pool for pool in config.pools if pool in nodes]

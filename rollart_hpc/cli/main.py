@@ -103,7 +103,7 @@ def _add_run_dir_commands(commands: argparse._SubParsersAction[argparse.Argument
     join = _add(commands, "join", "rollart_hpc.cli.control:join", "add a worker to a running run")
     join.add_argument("run_dir", metavar="RUN_DIR")
     join.add_argument("role", metavar="ROLE", choices=("env", "engine", "reward"), help="env, engine or reward")
-    join.add_argument("--pool", default="", help="hardware class of an engine: compute or bandwidth")
+    join.add_argument("--pool", default="", help="pool of an engine")
     join.add_argument("--name", default="", help="name of the worker, unique in the run; default: a generated one")
     join.add_argument("--idle-s", type=float, help="reward workers: leave after this many idle seconds")
     join.add_argument("--live-s", type=float, help="reward workers: leave after this many seconds, busy or not")

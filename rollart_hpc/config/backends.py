@@ -31,7 +31,9 @@ def find_backend_conflicts(config: RunConfig) -> Iterator[str]:
         except UserError as error:
             yield f"{role}.kind: {error.what}; {error.fix}"
             continue
-        bad_options = list(_options(backend, section.options))
+        bad_options = list(_options(backend, f"{role}.options", section.options))
+        if role == "engine":
+            bad_options += _options_of_pools(backend, config)
         yield from bad_options
         yield from _wanted(config, backend)
         if backend.check is not None and not bad_options:
@@ -47,14 +49,22 @@ def find_backend_oddities(config: RunConfig) -> Iterator[str]:
                 f"pools.{name}.tensor_parallel: engine {engine.kind} uses only one of the {pool.tensor_parallel} GPUs; "
                 f"set it to 1, or {_use_another('engine', 'tensor_parallel')}"
             )
+        for key in pool.engine:
+            if key in engine.ignores:
+                yield f"pools.{name}.engine.{key}: has no effect with engine.kind: {engine.kind}; remove it"
     for backend, section in ((engine, config.engine), (find("trainer", config.trainer.kind), config.trainer)):
         for key in _changed(section):
             if key in backend.ignores:
                 yield f"{backend.role}.{key}: has no effect with {backend.role}.kind: {backend.kind}; remove it"
 
 
-def _options(backend: Backend, options: dict[str, Any]) -> Iterator[str]:
-    where = f"{backend.role}.options"
+def _options_of_pools(backend: Backend, config: RunConfig) -> Iterator[str]:
+    for name, pool in config.pools.items():
+        if "options" in pool.engine:
+            yield from _options(backend, f"pools.{name}.engine.options", pool.engine["options"])
+
+
+def _options(backend: Backend, where: str, options: dict[str, Any]) -> Iterator[str]:
     for name in backend.reserved:
         if name in options:
             yield f"{where}.{name}: set by the run itself; remove it"

@@ -12,6 +12,7 @@ from dataclasses import Field, fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 from rollart_hpc.backends.registry import kinds, listed
+from rollart_hpc.config.key_names import key_of
 
 Tree = dict[str, Any]
 
@@ -29,8 +30,8 @@ def _check_section(root: type, schema: type, tree: Any, path: str) -> Iterator[s
     if not isinstance(tree, dict):
         yield f"{path or 'file'}: {_show(tree)} is not a section; expected keys such as {_listed(_names(schema)[:3])}"
         return
-    known = {f.name: f for f in fields(schema)}
-    hints = get_type_hints(schema)
+    known = {key_of(f.name): f for f in fields(schema)}
+    hints = {key_of(name): kind for name, kind in get_type_hints(schema).items()}
     for name, value in tree.items():
         where = _join(path, name)
         if name in known:
@@ -42,8 +43,13 @@ def _check_section(root: type, schema: type, tree: Any, path: str) -> Iterator[s
 def _check_value(root: type, kind: Any, rule: Field[Any], value: Any, where: str) -> Iterator[str]:
     if is_dataclass(kind):
         yield from _check_section(root, kind, value, where)  # type: ignore[arg-type]
+    elif rule.metadata.get("overrides"):
+        yield from _check_section(root, rule.metadata["overrides"], value, where)
     elif get_origin(kind) is dict:
         yield from _check_mapping(root, get_args(kind)[1], rule, value, where)
+    elif get_origin(kind) is list:
+        if not isinstance(value, str) and not _is_texts(value):
+            yield f"{where}: {_show(value)} is neither text nor a list of texts ({gist(rule)})"
     elif not _has_type(kind, value):
         yield f"{where}: {_show(value)} is {_kind(value)}, expected {_WORDS[kind]} ({gist(rule)})"
     else:
@@ -59,7 +65,7 @@ def _check_mapping(root: type, kind: Any, rule: Field[Any], value: Any, where: s
         if not isinstance(name, str):
             yield f"{where}: the key {_show(name)} is {_kind(name)}, expected text; put it in quotes"
         elif names and name not in names:
-            yield f"{_join(where, name)}: unknown name; {_nearest(name, list(names))}"
+            yield f"{_join(where, name)}: unknown name; {nearest(name, list(names))}"
         elif is_dataclass(kind):
             yield from _check_section(root, kind, item, _join(where, name))  # type: ignore[arg-type]
         elif kind in _WORDS and not _has_type(kind, item):
@@ -76,9 +82,13 @@ def _check_limits(rule: Field[Any], value: Any, where: str) -> Iterator[str]:
     elif high is not None and value > high:
         yield f"{where}: {_show(value)} is too large, must be at most {high:g} ({gist(rule)})"
     elif choices is not None and value not in choices:
-        yield f"{where}: {_show(value)} is not a choice; {_nearest(value, list(choices))}"
+        yield f"{where}: {_show(value)} is not a choice; {nearest(value, list(choices))}"
     elif backend is not None and value not in kinds(backend):
-        yield f"{where}: there is no {backend} {_show(value)}; {_nearest(value, list(kinds(backend)), listed(backend))}"
+        yield f"{where}: there is no {backend} {_show(value)}; {nearest(value, list(kinds(backend)), listed(backend))}"
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _has_type(kind: Any, value: Any) -> bool:
@@ -108,15 +118,17 @@ def _nearest_key(root: type, schema: type, name: str, path: str) -> str:
     return f"legal keys here: {_listed(siblings)}"
 
 
-def _nearest(value: str, legal: list[str], as_text: str = "") -> str:
+def nearest(value: str, legal: list[str], as_text: str = "") -> str:
+    """did you mean fast? legal: fast, wide"""
     near = difflib.get_close_matches(value, legal, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     return f"{hint}legal: {as_text or _listed(legal)}"
 
 
 def _leaf_paths(schema: type, path: str = "") -> Iterator[str]:
-    for name, kind in get_type_hints(schema).items():
+    for field, kind in get_type_hints(schema).items():
         inner = get_args(kind)[1] if get_origin(kind) is dict else kind
+        name = key_of(field)
         here = _join(path, f"{name}.NAME" if inner is not kind else name)
         if is_dataclass(inner):
             yield from _leaf_paths(inner, here)  # type: ignore[arg-type]
@@ -125,7 +137,7 @@ def _leaf_paths(schema: type, path: str = "") -> Iterator[str]:
 
 
 def _names(schema: type) -> list[str]:
-    return [f.name for f in fields(schema)]
+    return [key_of(f.name) for f in fields(schema)]
 
 
 def _join(path: str, name: object) -> str:

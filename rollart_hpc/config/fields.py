@@ -22,12 +22,13 @@ def key(
     rule: str = "",
     default_text: str = "",
     backend: BackendRole | None = None,
+    overrides: type | None = None,
 ) -> Any:
     """A field with its rule.
 
     `low` and `high` are inclusive. `choices` may map each choice to its meaning. `rule` says in words what
     `config.rules` or `config.site` checks beyond that, `default_text` where the default comes from if not from here.
-    `backend`: the value is the kind of one, or, of a map, its options.
+    `backend`: the value is the kind of one, or, of a map, its options. `overrides`: the map holds keys of this section.
     """
     metadata = {
         "help": help,
@@ -38,6 +39,7 @@ def key(
         "rule": rule,
         "default_text": default_text,
         "backend": backend,
+        "overrides": overrides,
     }
     if isinstance(default, (dict, list)):
         copied = default

@@ -25,7 +25,10 @@ from yaml import YAMLError
 from rollart_hpc.config import packaged
 from rollart_hpc.config.callables import find_code_problems
 from rollart_hpc.config.check import Tree, find_problems
+from rollart_hpc.config.classes import find_class_problems, set_profiles
+from rollart_hpc.config.key_names import as_fields, as_keys
 from rollart_hpc.config.locations import Locations, key_of
+from rollart_hpc.config.model_size import count_in
 from rollart_hpc.config.partial import of_their_own, without
 from rollart_hpc.config.rules import find_conflicts, find_model_problems, find_oddities
 from rollart_hpc.config.schema import RunConfig
@@ -76,13 +79,30 @@ def load_all(
     config = _build(RunConfig, tree, problems)
     problems += find_code_problems(tree)
     absent = of_their_own(find_model_problems(config), problems)
-    problems += of_their_own(find_conflicts(config), problems)
+    problems += of_their_own([*find_conflicts(config), *_settle_classes(config, site_config, site_problems)], problems)
     if needs_model:
         problems += absent
     if problems or site_problems:
         locations.add_overrides(overrides)
         raise ConfigError(f"run {run}", [*(task_locations + locations).located(problems), *site_problems])
+    _count_parameters(config)
     return Loaded(config, site_config, [*absent, *find_oddities(config, said.get("flow") or {})])
+
+
+def _settle_classes(config: RunConfig, site: SiteConfig, site_problems: list[str]) -> list[str]:
+    """What the run asks of the site's classes and does not get; pools get their profiles."""
+    if site_problems:
+        return []  # a class may be missing because it is wrong
+    problems = list(find_class_problems(config, site))
+    if not problems:
+        set_profiles(config, site)
+    return problems
+
+
+def _count_parameters(config: RunConfig) -> None:
+    model = config.model
+    if model.kind == "directory" and model.path and not model.parameters_b:
+        model.parameters_b = count_in(Path(model.path)) / 1e9
 
 
 def _read_run(run: str | Path, site: str | Path | None, locations: Locations) -> tuple[Path, Tree]:
@@ -102,7 +122,7 @@ def change(config: RunConfig, overrides: Sequence[str], source: str) -> tuple[Ru
     problems: list[str] = []
     locations = Locations()
     said = _name_tasks(_parse_overrides(overrides, problems), problems)
-    tree: Tree = asdict(config)
+    tree: Tree = as_keys(RunConfig, asdict(config))
     tasks = said.get("tasks")
     if isinstance(tasks, dict):
         new = {name: given for name, given in tasks.items() if name not in tree["tasks"]}
@@ -176,7 +196,7 @@ def _build(schema: type[Config], tree: Tree, problems: list[str]) -> Config:
         problems += found if right is tree else []
         kept = without(right, [key_of(problem) for problem in found])
         right = kept if kept != right else {}  # {}: a name so odd that its problem can't be found again
-    return msgspec.convert(_without_empty(right), schema)
+    return msgspec.convert(as_fields(schema, _without_empty(right)), schema)
 
 
 def _without_empty(tree: Tree) -> Tree:

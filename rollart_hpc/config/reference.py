@@ -17,6 +17,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from rollart_hpc.backends.declaration import BackendRole
 from rollart_hpc.backends.registry import declared
+from rollart_hpc.config.key_names import key_of
 from rollart_hpc.config.schema import RunConfig, TaskConfig
 from rollart_hpc.config.site import SiteConfig
 
@@ -128,7 +129,7 @@ def _walk(schema: type, file: File, path: str, help: str, names: tuple[str, ...]
     keys = [_READ_FIRST[file, path]] if (file, path) in _READ_FIRST else []
     below: list[Iterator[Section]] = []
     for rule in _own_first(schema):
-        kind, here = hints[rule.name], _join(path, rule.name)
+        kind, here = hints[rule.name], _join(path, key_of(rule.name))
         inner = get_args(kind)[1] if get_origin(kind) is dict else None
         told = str(rule.metadata["help"])
         if is_dataclass(kind):
@@ -171,6 +172,8 @@ def _key(path: str, file: File, kind: Any, rule: Any, names: tuple[str, ...]) ->
 
 
 def _type(kind: Any, rule: Any) -> str:
+    if get_origin(kind) is list:
+        return "text, or list of texts"
     if get_origin(kind) is not dict:
         return _TYPES[kind]
     names = rule.metadata.get("names")

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from rollart_hpc.config.key_names import as_fields, as_keys
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import SiteError, UserError
@@ -23,7 +24,8 @@ _HEADER = b"# Resolved by rollart-hpc: the run reads this file and no other conf
 
 
 def write_resolved(path: Path, config: RunConfig | SiteConfig) -> None:
-    write_atomic(path, _HEADER + msgspec.yaml.encode(asdict(config)))  # msgspec would leave out some defaults
+    plain = as_keys(type(config), asdict(config))  # msgspec would leave out some defaults
+    write_atomic(path, _HEADER + msgspec.yaml.encode(plain))
 
 
 def read_resolved(path: Path) -> RunConfig:
@@ -37,12 +39,12 @@ def read_site(path: Path) -> SiteConfig:
 def _read(path: Path, schema: type[Config]) -> Config:
     try:
         raw = msgspec.yaml.decode(path.read_bytes())
-        config = msgspec.convert(raw, schema)
+        config = msgspec.convert(as_fields(schema, raw), schema)
     except FileNotFoundError:
         raise UserError(f"{path.parent} is not a run directory: it has no {path.name}", "correct the path") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SiteError(f"{path} is damaged: {error}", "restore it from a backup, or start a new run") from None
-    unknown = list(_unknown(raw, msgspec.to_builtins(config)))
+    unknown = list(_unknown(raw, as_keys(schema, msgspec.to_builtins(config))))
     if unknown:
         what = f"{path} has keys that this version does not know: {', '.join(unknown)}"
         raise UserError(what, "resume with the version that created the run, or rename the keys (`rollart-hpc keys`)")

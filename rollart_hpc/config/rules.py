@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from rollart_hpc.config.backends import find_backend_conflicts, find_backend_oddities
+from rollart_hpc.config.check import nearest
 from rollart_hpc.config.modes import modes_where, preset_of
+from rollart_hpc.config.pools import engine_of, pools_for, pools_with
 from rollart_hpc.config.schema import RunConfig, TaskConfig
 from rollart_hpc.config.site import find_option_problems
-from rollart_hpc.hardware import ENGINE_CLASSES
+from rollart_hpc.hardware import ANY, BANDWIDTH, COMPUTE, PROFILES
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def find_conflicts(config: RunConfig) -> list[str]:
     """Every reason why this run can't start."""
-    found = [*_name(config), *_tasks(config), *_deterministic(config), *_processes(config)]
+    found = [*_name(config), *_tasks(config), *_deterministic(config), *_processes(config), *_pools(config)]
     found.extend(find_option_problems("job.sbatch", config.job.sbatch))
     found.extend([*_split(config), *find_backend_conflicts(config)])
     for name, task in config.tasks.items():
@@ -29,9 +31,9 @@ def find_oddities(config: RunConfig, flow_was_set: Collection[str]) -> list[str]
     """What is legal but probably a mistake. `flow_was_set`: the keys below `flow` that the user wrote."""
     found = [*_ignored(config, flow_was_set)]
     for name, task in config.tasks.items():
-        if task.affinity != "any" and _engines(config, task.affinity) == 0:
+        if task.affinity != ANY and not _num_engines(config, pools_for(config, task.affinity)):
             found.append(f"tasks.{name}.affinity: pool {task.affinity} has no engines; another pool will serve it")
-        if task.split and not all(_engines(config, pool) for pool in ENGINE_CLASSES):
+        if task.split and not all(_num_engines(config, pools_with(config, profile)) for profile in PROFILES):
             found.append(f"tasks.{name}.split: a pool has no engines; one engine will serve each turn as a whole")
     found.extend(find_backend_oddities(config))
     if config.reward.workers == 0 and config.reward.elastic.max_workers == 0:
@@ -68,6 +70,10 @@ def _tasks(config: RunConfig) -> Iterator[str]:
     for name in config.tasks:
         if not _NAME.fullmatch(name):
             yield f"tasks.{name}: a name may contain only letters, digits, '.', '_' and '-'; rename it"
+    legal = list(dict.fromkeys([*config.pools, *PROFILES, ANY]))
+    for name, task in config.tasks.items():
+        if task.affinity not in legal:
+            yield f"tasks.{name}.affinity: there is no pool {task.affinity!r}; {nearest(task.affinity, legal)}"
 
 
 def _task(task: TaskConfig) -> Iterator[str]:
@@ -101,8 +107,18 @@ def _deterministic(config: RunConfig) -> Iterator[str]:
             yield f"flow.{key}: {value} makes batches depend on what finishes first; deterministic: true needs 0"
 
 
+def _pools(config: RunConfig) -> Iterator[str]:
+    for name, pool in config.pools.items():
+        if not _NAME.fullmatch(name) or name == ANY:
+            yield f"pools.{name}: a name has only letters, digits, '.', '_' and '-', and is not {ANY}; rename it"
+        if name in PROFILES and pool.profile not in ("", name):
+            yield f"pools.{name}.profile: {pool.profile}, but the pool is named {name}; remove it, or rename the pool"
+        if pool.elastic.min > pool.elastic.max:
+            yield f"pools.{name}.elastic.min: {pool.elastic.min} is more than max ({pool.elastic.max}); change one"
+
+
 def _processes(config: RunConfig) -> Iterator[str]:
-    if sum(pool.engines for pool in config.pools.values()) == 0:
+    if not _num_engines(config, config.pools):
         yield "pools: no engines; set engines of at least one pool to 1 or more"
     timeouts = config.timeouts
     if timeouts.silence_s < 2 * timeouts.heartbeat_s:
@@ -119,9 +135,14 @@ def _split(config: RunConfig) -> Iterator[str]:
             yield f"tasks.{name}.split: true needs mode {fit}; in {config.mode} engines install weights only when idle"
         if config.deterministic:
             yield f"tasks.{name}.split: true decodes from another engine's KV; deterministic: true needs false"
-        if len({pool.tensor_parallel for pool in config.pools.values()}) > 1:
-            yield f"tasks.{name}.split: true needs the same tensor_parallel in both pools"
+        pools = [*pools_with(config, COMPUTE), *pools_with(config, BANDWIDTH)]
+        if len({config.pools[pool].tensor_parallel for pool in pools}) > 1:
+            yield f"tasks.{name}.split: true needs the same tensor_parallel in pools {', '.join(pools)}"
+        if len({engine_of(config, pool).dtype for pool in pools}) > 1:
+            yield f"tasks.{name}.split: true needs the same dtype in pools {', '.join(pools)}: their engines share KV"
 
 
-def _engines(config: RunConfig, pool: str) -> int:
-    return config.pools[pool].engines if pool in config.pools else 0
+def _num_engines(config: RunConfig, pools: Iterable[str]) -> int:
+    """Engines that are, or may come to be, in these pools."""
+    known = [config.pools[pool] for pool in pools if pool in config.pools]
+    return sum(pool.engines + pool.elastic.max for pool in known)

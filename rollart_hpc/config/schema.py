@@ -19,14 +19,14 @@ from rollart_hpc.config.schema_roles import (
     EnvConfig,
     LoraConfig,
     PoolConfig,
+    PoolElasticConfig,
     RewardConfig,
     TrainerConfig,
     WeightsConfig,
 )
-from rollart_hpc.config.schema_tasks import AFFINITIES, Latency, TaskConfig, Trouble
+from rollart_hpc.config.schema_tasks import Latency, TaskConfig, Trouble
 
 __all__ = [
-    "AFFINITIES",
     "AlgorithmConfig",
     "CheckpointConfig",
     "ControllerConfig",
@@ -39,6 +39,7 @@ __all__ = [
     "LoraConfig",
     "ModelConfig",
     "PoolConfig",
+    "PoolElasticConfig",
     "RestartConfig",
     "RewardConfig",
     "RunConfig",
@@ -68,6 +69,9 @@ class ModelConfig:
         "", "model directory, with config.json and tokenizer.json; relative to the run file",
         rule="required with kind: directory",
     )  # fmt: skip
+    parameters_b: float = key(
+        0.0, "billions of parameters, from which sizes of processes are derived; 0 = counted in the directory", low=0
+    )
 
 
 @dataclass
@@ -248,7 +252,9 @@ class RunConfig:
     engine: EngineConfig = part(EngineConfig, "the engines of every pool")
     pools: dict[str, PoolConfig] = field(
         default_factory=lambda: {"compute": PoolConfig(), "bandwidth": PoolConfig()},
-        metadata={"help": "number and size of engines by hardware class", "names": AFFINITIES[:2]},
+        metadata={
+            "help": "engines by pool, under names of your choice; `affinity` of a task names a pool or a profile"
+        },
     )
     controller: ControllerConfig = part(ControllerConfig, "the controller process")
     env: EnvConfig = part(EnvConfig, "env workers")

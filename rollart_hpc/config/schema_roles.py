@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollart_hpc.config.fields import key, part
-from rollart_hpc.hardware import MAX_SPEED, MIN_SPEED
+from rollart_hpc.hardware import ANY, BANDWIDTH, COMPUTE, MAX_SPEED, MIN_SPEED
+
+_FROM_MODEL = "0 = from the size of the model"
 
 
 @dataclass
@@ -54,8 +56,11 @@ class TrainerConfig:
     )
     lora: LoraConfig = part(LoraConfig, "low-rank adapters to train instead of all weights")
     threads: int = key(1, "torch threads per rank on CPU", low=1)
-    cpus: int = key(1, "CPUs per rank on a cluster; each rank also gets one GPU where the class has GPUs", low=1)
-    memory_gb: float = key(2.0, "memory per rank on a cluster, in GB", low=0)
+    class_: str = key("", "hardware class of the site for all ranks; empty = the one that serves compute")
+    cpus: int = key(
+        0, f"CPUs per rank on a cluster; {_FROM_MODEL}; each rank also gets one GPU where the class has GPUs", low=0
+    )
+    memory_gb: float = key(0.0, f"memory per rank on a cluster, in GB; {_FROM_MODEL}", low=0)
     device: str = key(
         "auto", "device of a rank; auto = a GPU if there is one, else the CPU", choices=("auto", "cpu", "cuda")
     )
@@ -67,8 +72,9 @@ class TrainerConfig:
 
 
 @dataclass
-class EngineConfig:
-    kind: str = key("torch", "generation backend", backend="engine")
+class EngineSettings:
+    """What may differ between pools."""
+
     options: dict[str, Any] = key(
         {},
         "settings that only this kind has; of vllm its engine arguments, e.g. {gpu_memory_utilization: 0.85}",
@@ -89,8 +95,8 @@ class EngineConfig:
         low=1,
     )
     threads: int = key(1, "torch threads per engine on CPU", low=1)
-    cpus: int = key(1, "CPUs per engine on a cluster; its GPUs are pools.NAME.tensor_parallel", low=1)
-    memory_gb: float = key(2.0, "memory per engine on a cluster, in GB", low=0)
+    cpus: int = key(0, f"CPUs per engine on a cluster; {_FROM_MODEL}; its GPUs are pools.NAME.tensor_parallel", low=0)
+    memory_gb: float = key(0.0, f"memory per engine on a cluster, in GB; {_FROM_MODEL}", low=0)
     device: str = key(
         "auto", "device of an engine; auto = GPUs if there are any, else the CPU", choices=("auto", "cpu", "cuda")
     )
@@ -98,32 +104,76 @@ class EngineConfig:
 
 
 @dataclass
+class EngineConfig(EngineSettings):
+    """`pools.NAME.engine` overrides every key but `kind` for one pool."""
+
+    kind: str = key("torch", "generation backend", backend="engine")
+
+
+@dataclass
+class PoolElasticConfig:
+    """Engines in addition to `engines`, each a job of its own."""
+
+    min: int = key(0, "engines that the run keeps even without work for them", low=0, rule="at most max")
+    max: int = key(0, "maximum engines of this kind at once; 0 = the pool is not elastic", low=0)
+
+
+@dataclass
 class PoolConfig:
-    engines: int = key(1, "engines in the pool; 0 = the other pool serves its tasks", low=0)
+    engines: int = key(1, "engines in the pool; 0 = other pools serve its tasks", low=0)
+    class_: list[str] = key(
+        [],
+        "hardware class of the site, or several, filled in this order; empty = the class that serves the profile that "
+        "`profile` or the pool's name says",
+    )
+    profile: str = key(
+        "",
+        "work that the pool is best at; empty = its own name, if that is one, else what its class serves, else by the "
+        "figures of the classes",
+        choices={
+            "": "find it out",
+            COMPUTE: "prefill: tasks with affinity compute",
+            BANDWIDTH: "decoding: tasks with affinity bandwidth",
+            ANY: "both kinds of tasks",
+        },
+        rule="that of its name, if the pool is named compute or bandwidth",
+    )
     tensor_parallel: int = key(
         1, "GPUs (on CPU: processes) per engine, all on one node; not every engine.kind uses more than one", low=1
     )
     speed: float = key(
         1.0,
-        "speed of the pool's engines, relative to those of the other pool with the same max_running; "
+        "speed of the pool's engines, relative to those of other pools with the same max_running; "
         "faster engines get more trajectories",
         low=MIN_SPEED,
         high=MAX_SPEED,
     )
+    engine: dict[str, Any] = key(
+        {},
+        "keys of the section `engine` that differ in this pool, e.g. {dtype: bfloat16, memory_gb: 64}; options are "
+        "merged with those of `engine`",
+        overrides=EngineSettings,
+        rule="any key of `engine` but kind",
+    )
+    elastic: PoolElasticConfig = part(PoolElasticConfig, "engines that join and leave while the run goes on")
 
 
 @dataclass
 class EnvConfig:
     workers: int = key(1, "env worker processes", low=1)
     slots: int = key(64, "trajectories that each worker plays at once", low=1)
+    class_: str = key("", "hardware class of the site for all workers; empty = the one that serves cpu")
     cpus: int = key(1, "CPUs per worker on a cluster", low=1)
     memory_gb: float = key(1.0, "memory per worker on a cluster, in GB", low=0)
 
 
 @dataclass
 class ControllerConfig:
-    cpus: int = key(1, "CPUs of the controller on a cluster", low=1)
-    memory_gb: float = key(1.0, "memory of the controller on a cluster, in GB", low=0)
+    class_: str = key(
+        "", "hardware class of the site, whose first node also runs the batch script; empty = the one that serves cpu"
+    )
+    cpus: int = key(0, f"CPUs of the controller on a cluster; {_FROM_MODEL}", low=0)
+    memory_gb: float = key(0.0, f"memory of the controller on a cluster, in GB; {_FROM_MODEL}", low=0)
 
 
 @dataclass
@@ -148,6 +198,9 @@ class ElasticConfig:
 class RewardConfig:
     workers: int = key(1, "permanent reward worker processes; 0 = elastic or joined workers only", low=0)
     slots: int = key(16, "maximum transcripts queued at each worker, which scores one at a time", low=1)
+    class_: str = key(
+        "", "hardware class of the site for all workers, elastic ones too; empty = the one that serves cpu"
+    )
     timeout_s: float = key(30.0, "seconds after which a reward call is aborted and counts as failed", low=0.01)
     retries: int = key(3, "retries of a failed reward call; then the trajectory is dropped and played again", low=0)
     elastic: ElasticConfig = part(ElasticConfig, "reward workers that start when the queue grows and leave when idle")
@@ -181,7 +234,7 @@ class WeightsConfig:
         "seconds for forming a collective, and for each bucket; a slower peer breaks the transfer, which starts over",
         low=0.1,
     )
-    cpus: int = key(1, "CPUs per relay on a cluster", low=1)
+    cpus: int = key(0, f"CPUs per relay on a cluster; {_FROM_MODEL}", low=0)
     memory_gb: float = key(
-        1.0, "memory per relay on a cluster, in GB; it must hold three versions of the weights", low=0
+        0.0, f"memory per relay on a cluster, in GB; it must hold three versions of the weights; {_FROM_MODEL}", low=0
     )

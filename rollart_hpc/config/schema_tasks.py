@@ -7,8 +7,8 @@ from typing import Any
 
 from rollart_hpc.config.fields import key, part
 from rollart_hpc.config.modes import modes_where
+from rollart_hpc.hardware import ANY
 
-AFFINITIES = ("compute", "bandwidth", "any")
 _SPLITTING = modes_where(lambda preset: not preset.install_idle)
 
 
@@ -40,11 +40,15 @@ class TaskConfig:
     weight: float = key(
         1.0, "share of the task's groups in every batch, relative to the other tasks; 0 = never trained on", low=0
     )
-    affinity: str = key("any", "hardware class whose engines generate for the task", choices=AFFINITIES)
+    affinity: str = key(
+        ANY,
+        "pool whose engines generate for the task, or profile of such pools: compute or bandwidth; any = every pool",
+        rule="compute, bandwidth, any or the name of a pool",
+    )
     split: bool = key(
         False,
-        "prefill every turn on the compute pool and decode it on the bandwidth pool",
-        rule=f"true needs engine.kind: vllm, mode {_SPLITTING}, and the same tensor_parallel in both pools",
+        "prefill every turn on pools of profile compute and decode it on those of profile bandwidth",
+        rule=f"true needs engine.kind: vllm, mode {_SPLITTING}, and the same tensor_parallel and dtype in these pools",
     )
     environment: str = key(
         "",

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from rollart_hpc.config.check import nearest
 from rollart_hpc.config.fields import key, part
 from rollart_hpc.config.launchers import LAUNCHERS, is_cluster
-from rollart_hpc.hardware import CLASSES, GPUS, Gpu
+from rollart_hpc.hardware import GPUS, NEEDS, Gpu
 
 # Set by the plan, or needed for requeueing: `sbatch` maps may not override them.
 RESERVED_OPTIONS = (
@@ -22,9 +23,37 @@ RESERVED_OPTIONS = (
     "output", "parsable", "partition", "propagate", "requeue", "signal", "test-only", "time", "wait", "wrap",
 )  # fmt: skip
 _OTHER_CLUSTERS = ("cluster", "clusters", "cluster-constraint")  # a job there would not be found again
+# Set by the step that starts a node's processes, or by `container`: `srun` maps may not override them.
+RESERVED_STEP_OPTIONS = (
+    "chdir", "container-image", "container-mounts", "container-workdir", "cpus-per-task", "error", "exact", "exclusive",
+    "export", "export-file", "gpu-bind", "gpus", "gpus-per-node", "gpus-per-task", "gres", "het-group", "immediate",
+    "input", "jobid", "job-name", "kill-on-bad-exit", "label", "mem", "mem-per-cpu", "mem-per-gpu", "mpi", "multi-prog",
+    "nodelist", "nodes", "no-kill", "ntasks", "ntasks-per-node", "output", "overlap", "propagate", "pty", "relative",
+    "time", "unbuffered", "wait",
+)  # fmt: skip
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*", re.IGNORECASE)
+_MOUNT = re.compile(r"/[^:\n]*(:/[^:\n]*(:[a-z,]+)?)?")
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,31}")
+
+
+@dataclass
+class ContainerConfig:
+    """Where a class sets `kind`, its container replaces that of the site."""
+
+    kind: str = key(
+        "",
+        "how processes get into the container",
+        choices={
+            "": "no container",
+            "pyxis": "srun's plugin: --container-image",
+            "apptainer": "apptainer exec, which Singularity has too",
+        },
+    )
+    image: str = key("", "image: a path, or what pyxis or Apptainer can fetch", rule="required with kind")
+    mounts: list[str] = key(
+        [], "directories of the host to mount, as /host:/container or /host, beside what the run itself needs"
+    )
 
 
 @dataclass
@@ -48,11 +77,18 @@ class Options:
     prologue: str = key(
         "",
         "shell lines that run before processes start: modules, activation, variables; those of the site, or of the "
-        "class that serves cpu, run once, in the batch script, and every process inherits what they export; those of "
+        "controller's class, run once, in the batch script, and every process inherits what they export; those of "
         "another class run before each of its processes",
     )
     epilogue: str = key("", "shell lines that run on every node after its processes have ended; stopped after 20 s")
     scratch: str = key("", "directory for temporary files (TMPDIR) on each node; variables are expanded on the node")
+    srun: dict[str, Any] = key(
+        {},
+        "further srun options by long name, for the step that starts the processes of a node, e.g. {cpu-bind: none}; "
+        "true sets a flag, false in a class removes an option of the site",
+        rule="no option that the step itself sets",
+    )
+    container: ContainerConfig = part(ContainerConfig, "container that the processes of a node run in")
 
 
 @dataclass
@@ -73,6 +109,11 @@ class HardwareClass(Options):
     )
     memory_gb: float = key(0.0, "memory per node that jobs may use, in GB; 0 = jobs request no memory", low=0)
     max_nodes: int = key(0, "maximum nodes per job; 0 = no limit", low=0)
+    max_gpus: int = key(0, "maximum GPUs of this class per job, e.g. a quota; 0 = no limit", low=0)
+    whole_nodes: bool = key(
+        False,
+        "take whole nodes: all GPUs and CPUs of a node are requested and counted, as with sbatch: {exclusive: true}",
+    )
     max_minutes: int = key(0, "maximum time limit of a job, in minutes; 0 = no limit", low=0)
     tflops: float = key(0.0, "dense BF16 TFLOPS per GPU; 0 = that of `gpu`", low=0)
     bandwidth_tb_s: float = key(0.0, "memory bandwidth per GPU, in TB/s; 0 = that of `gpu`", low=0)
@@ -109,8 +150,9 @@ class SiteConfig(Options):
     serves: dict[str, str] = field(
         default_factory=dict,
         metadata={
-            "help": "which of `classes` serves each need; by default the class of that name, or the only class",
-            "names": CLASSES,
+            "help": "which of `classes` serves each need; by default the class of that name, or the only class; a need "
+            "that none serves is an error only in runs that name no class for it",
+            "names": NEEDS,
         },
     )
     network: NetworkConfig = part(NetworkConfig, "how processes on different nodes reach each other")
@@ -128,16 +170,19 @@ class SiteConfig(Options):
     defaults: dict[str, Any] = key({}, "values for keys of the run file; the run file overrides them")
 
     def serving(self, need: str) -> str:
-        """Name of the class that serves a need (cpu, compute, bandwidth)."""
-        if need in self.serves:
-            return self.serves[need]
-        return need if need in self.classes else next(iter(self.classes))
+        """Name of the class that serves a need (cpu, compute, bandwidth); empty if none does."""
+        only = next(iter(self.classes)) if len(self.classes) == 1 else ""
+        return self.serves.get(need) or (need if need in self.classes else only)
+
+    def needs_served_by(self, name: str) -> set[str]:
+        return {need for need in NEEDS if self.serving(need) == name}
 
     def options(self, name: str) -> Options:
         """The options of a class: its own, else the site's."""
         own = self.classes[name]
-        chosen = {f.name: getattr(own, f.name) or getattr(self, f.name) for f in fields(Options) if f.name != "sbatch"}
-        return Options(**chosen, sbatch={**self.sbatch, **own.sbatch})
+        chosen = {f.name: getattr(own, f.name) or getattr(self, f.name) for f in fields(Options)}
+        chosen |= {"sbatch": {**self.sbatch, **own.sbatch}, "srun": {**self.srun, **own.srun}}
+        return Options(**chosen | {"container": own.container if own.container.kind else self.container})
 
     def gpu(self, name: str) -> Gpu:
         """Figures of a class's GPUs; unknown ones are 0."""
@@ -153,22 +198,25 @@ class SiteConfig(Options):
 
 def find_site_conflicts(site: SiteConfig) -> list[str]:
     """Every reason why no run can start at this site."""
-    found = [*find_option_problems("sbatch", site.sbatch), *_network(site.network)]
+    found = [*_options("", site), *_network(site.network)]
     for name, own in site.classes.items():
         found.extend(f"classes.{name}{problem}" for problem in _class(name, own))
+        found.extend(_options(f"classes.{name}.", own))
     if is_cluster(site.launcher):
         found.extend(_serves(site))
     return found
 
 
-def find_option_problems(path: str, options: dict[str, Any]) -> Iterator[str]:
-    """Problems of a map of sbatch options: `true` sets a flag, `false` removes an option."""
+def find_option_problems(
+    path: str, options: dict[str, Any], command: str = "sbatch", reserved: tuple[str, ...] = RESERVED_OPTIONS
+) -> Iterator[str]:
+    """Problems of a map of options of a command: `true` sets a flag, `false` removes an option."""
     for name, value in options.items():
         if not _OPTION.fullmatch(name):
-            yield f"{path}.{name}: not an sbatch option; write its long name without the leading dashes, e.g. nice"
+            yield f"{path}.{name}: not an {command} option; write its long name without the leading dashes, e.g. nice"
         elif name in _OTHER_CLUSTERS:
             yield f"{path}.{name}: jobs go to the cluster of this login node only; remove it and submit there"
-        elif name in RESERVED_OPTIONS:
+        elif name in reserved:
             yield f"{path}.{name}: set by the plan, not here; remove it"
         elif isinstance(value, (dict, list)) or value is None or "\n" in str(value):
             yield f"{path}.{name}: {value!r} is not text, a number, true or false; write one of these"
@@ -185,19 +233,32 @@ def _class(name: str, own: HardwareClass) -> Iterator[str]:
         )
     if (own.gres or own.gpu) and not own.gpus:
         yield ".gpus: 0, but gres or gpu names a GPU; set it to the number of GPUs per node"
-    yield from (f".{problem}" for problem in find_option_problems("sbatch", own.sbatch))
+    if own.max_gpus and own.max_gpus < (own.gpus if own.whole_nodes else 1):
+        yield f".max_gpus: {own.max_gpus} is less than one node of {own.gpus} GPUs, and whole_nodes is true; raise it"
+    if own.max_gpus and not own.gpus:
+        yield f".max_gpus: {own.max_gpus}, but its nodes have no GPUs; remove it, or set gpus"
+
+
+def _options(path: str, options: Options) -> Iterator[str]:
+    yield from find_option_problems(f"{path}sbatch", options.sbatch)
+    yield from find_option_problems(f"{path}srun", options.srun, "srun", RESERVED_STEP_OPTIONS)
+    container = options.container
+    if container.kind and not container.image:
+        yield f"{path}container.image: empty; container.kind: {container.kind} needs an image"
+    elif (container.image or container.mounts) and not container.kind:
+        yield f"{path}container.kind: empty, so the container is not used; set it to pyxis or apptainer"
+    for mount in container.mounts:
+        if not _MOUNT.fullmatch(mount):
+            yield f"{path}container.mounts: {mount!r} is not a mount; write /host/path or /host/path:/container/path"
 
 
 def _serves(site: SiteConfig) -> Iterator[str]:
     if not site.classes:
         yield "classes: none; launcher: slurm needs at least one, e.g. classes: {cpu: {partition: cpu, cpus: 16}}"
         return
-    for need in CLASSES:
-        name = site.serves.get(need, "")
-        if name and name not in site.classes:
-            yield f"serves.{need}: there is no class {name!r}; choose one of {', '.join(site.classes)}"
-        elif not name and need not in site.classes and len(site.classes) > 1:
-            yield f"serves.{need}: not set, and there is no class {need}; choose one of {', '.join(site.classes)}"
+    for need, name in site.serves.items():
+        if name not in site.classes:
+            yield f"serves.{need}: there is no class {name!r}; {nearest(name, list(site.classes))}"
 
 
 def _network(network: NetworkConfig) -> Iterator[str]:

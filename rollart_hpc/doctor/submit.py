@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 
 def class_order(site: SiteConfig) -> list[str]:
     """The controller's class is first, as in a run."""
-    return list(dict.fromkeys([site.serving(CPU), *site.classes]))
+    return [name for name in dict.fromkeys([site.serving(CPU), *site.classes]) if name]
 
 
 def ask_nodes(site: SiteConfig, run_root: Path, slurm: Slurm, wait_s: float, say: Say) -> list[Finding]:

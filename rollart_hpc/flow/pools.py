@@ -1,4 +1,4 @@
-"""Engines by hardware class and installed version. Owns how full they are and which can take another trajectory.
+"""Engines by pool and installed version. Owns how full they are and which can take another trajectory.
 
 A pool keeps one bucket per installed version. Only a few versions are in use at a time, so finding the emptiest engine
 that is new enough takes one look at each bucket, however many engines there are.

@@ -1,13 +1,13 @@
 """Which engine serves a turn. Owns the turns that wait for one, and what engines hold.
 
-A task's pool is its hardware class as long as an engine of that class lives; otherwise any other pool, counted as a
-fallback, until the class is back. Inside a pool a trajectory begins on the emptiest engine (`pools`) and stays with it,
-for its KV lies there. A turn of a split task is served twice, prefilled in one pool and decoded in another, while both
-have a living engine, and the trajectory stays with an engine on either side; otherwise one engine serves it as a whole,
-counted too.
+A task wants some pools, or any. While an engine of those lives they serve the task; otherwise every pool does, counted
+as a fallback, until one of them is back. Among all engines of these pools a trajectory begins on the emptiest (`pools`)
+and stays with it, for its KV lies there. A turn of a split task is served twice, prefilled in some pools and decoded in
+others, while both sides have a living engine, and the trajectory stays with an engine on either side; otherwise one
+engine serves it as a whole, counted too.
 
-Turns of a trajectory that has an engine wait in that engine's own queue, all others in the queue of their pool. An
-engine's own turns go first: what has begun should end.
+Turns of a trajectory that has an engine wait in that engine's own queue, all others in the queue of the pools they
+want. An engine's own turns go first: what has begun should end.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.pools import Choice, Pool, fits, fits_now
 from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.state import Tally, Trajectory, Worker
-from rollart_hpc.hardware import BANDWIDTH, COMPUTE
 
-ANY = "any"
 LENGTHS_REMEMBERED = 64  # recent trajectories that determine the expected length of a task
 
 # Turns of one kind can be served by the same engines, so checking the first is enough.
 Kind = tuple[str, bool, bool, bool]  # task, is training, has begun, KV is ready
 Queue = deque[tuple[int, Trajectory]]
+Pools = tuple[str, ...]  # names of the pools that are wanted; () = any
 
 
 class Stage(Enum):
@@ -36,9 +35,6 @@ class Stage(Enum):
     WHOLE = auto()
     PREFILL = auto()
     DECODE = auto()
-
-
-SPLIT_POOLS = {Stage.PREFILL: COMPUTE, Stage.DECODE: BANDWIDTH}
 
 
 class Router:
@@ -62,11 +58,12 @@ class Router:
         self._usable = usable
         self._needs = needs
         self._on_idle = on_idle
-        self._awaited = set(rules.pools)
+        self._awaited = set(rules.awaited)
+        self._split_pools = {Stage.PREFILL: rules.prefill_pools, Stage.DECODE: rules.decode_pools}
         self._installs_idle = rules.install_idle or rules.direct
-        self._queues: dict[str, dict[Kind, Queue]] = {}
-        self._queued_in: dict[str, str] = {}  # queue of each trajectory that waits for any engine
-        self._num_waiting: Counter[str] = Counter()  # length of each queue
+        self._queues: dict[Pools, dict[Kind, Queue]] = {}
+        self._queued_in: dict[str, Pools] = {}  # queue of each trajectory that waits for any engine
+        self._num_waiting: Counter[Pools] = Counter()  # length of each queue
         self._ready: dict[str, None] = {}  # engines whose own queue must be checked
         self._is_due = False  # the queues of the pools must be checked
         self._last_place = 0
@@ -116,24 +113,24 @@ class Router:
     def _has_engine(self, pool: str) -> bool:
         return pool in self.pools and bool(self.pools[pool].engines)
 
-    def _is_alive(self, pool: str) -> bool:
-        """A pool whose first engine has not joined yet counts as alive: its tasks wait."""
-        return pool in self._awaited or self._has_engine(pool)
+    def _is_alive(self, pools: Pools) -> bool:
+        """True if one of them is. A pool whose first engine has not joined yet counts as alive: its tasks wait."""
+        return any(pool in self._awaited or self._has_engine(pool) for pool in pools)
 
     def _is_blocked(self, engine: Worker) -> bool:
         return self._installs_idle and engine.installing is not None
 
     def stage(self, trajectory: Trajectory) -> Stage:
         """What the waiting turn needs next."""
-        if not self.rules.tasks[trajectory.task].split or not all(map(self._is_alive, SPLIT_POOLS.values())):
+        if not self.rules.tasks[trajectory.task].split or not all(map(self._is_alive, self._split_pools.values())):
             return Stage.WHOLE
         return Stage.DECODE if trajectory.kv else Stage.PREFILL
 
-    def _wanted(self, trajectory: Trajectory, stage: Stage) -> str:
-        return SPLIT_POOLS.get(stage) or self.rules.tasks[trajectory.task].affinity
+    def _wanted(self, trajectory: Trajectory, stage: Stage) -> Pools:
+        return self._split_pools.get(stage) or self.rules.tasks[trajectory.task].pools
 
-    def _serves(self, pool: str, wanted: str) -> bool:
-        return wanted in (pool, ANY) or not self._is_alive(wanted)
+    def _serves(self, pool: str, wanted: Pools) -> bool:
+        return not wanted or pool in wanted or not self._is_alive(wanted)
 
     # --- turns that wait ---------------------------------------------------------------------
 
@@ -244,8 +241,12 @@ class Router:
         """Turns that wait for any engine of their pool."""
         return len(self._queued_in)
 
-    def _num_waiting_for(self, pools: list[Pool], wanted: str) -> int:
-        return sum(self._num_waiting[name] for name in {ANY, wanted, *(pool.name for pool in pools)})
+    def _num_waiting_for(self, pools: list[Pool], wanted: Pools) -> int:
+        """Turns that compete for these pools. There is a queue for each set of pools that a task wants."""
+        names = {pool.name for pool in pools}
+        return sum(
+            num for each, num in self._num_waiting.items() if each == wanted or not names.isdisjoint(each or names)
+        )
 
     def _home(self, trajectory: Trajectory, stage: Stage) -> Worker | None:
         return self.engines.get(trajectory.prefiller if stage is Stage.PREFILL else trajectory.engine)
@@ -342,7 +343,7 @@ class Router:
         self.tally.split_requests += stage is Stage.DECODE
         self.tally.split_fallbacks += is_split and stage is Stage.WHOLE
         wanted = self._wanted(trajectory, stage)
-        if wanted not in (ANY, engine.pool):
+        if wanted and engine.pool not in wanted:
             self.tally.fallbacks += 1
             if self._is_alive(wanted) and self._home(trajectory, stage) is not engine:
                 self.tally.stray_requests += 1

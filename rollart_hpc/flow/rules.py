@@ -6,15 +6,17 @@ import hashlib
 from dataclasses import dataclass, replace
 
 from rollart_hpc.config.modes import preset_of
+from rollart_hpc.config.pools import has_engines, pools_for, pools_with
 from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.hardware import BANDWIDTH, COMPUTE
 
 
 @dataclass(frozen=True)
 class TaskRules:
     weight: float
-    affinity: str = "any"
+    pools: tuple[str, ...] = ()  # pools that serve it while one of them has an engine; () = every pool
     group_filter: str = "none"
-    split: bool = False  # prefill on one pool, decode on the other
+    split: bool = False  # prefill on some pools, decode on others
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,9 @@ class FlowRules:
     install_idle: bool = False  # an engine installs only when it holds no trajectories
     direct: bool = False  # weights go straight into engines
     collective: str = "gloo"  # between relays, as asked for
-    pools: frozenset[str] = (
-        frozenset()
-    )  # pools that will have engines: at the start their tasks wait instead of falling back
+    awaited: frozenset[str] = frozenset()  # pools that will have engines: at the start their tasks wait for them
+    prefill_pools: tuple[str, ...] = (COMPUTE,)  # of split turns
+    decode_pools: tuple[str, ...] = (BANDWIDTH,)
     seed: int = 0
     temperature: float = 1.0
     validation_plays: int = 0
@@ -65,7 +67,10 @@ def rules_of(config: RunConfig) -> FlowRules:
     preset = preset_of(config.mode)
     flow = replace(config.flow, **preset.forced)
     return FlowRules(
-        tasks={name: TaskRules(t.weight, t.affinity, t.group_filter, t.split) for name, t in config.tasks.items()},
+        tasks={
+            name: TaskRules(task.weight, pools_for(config, task.affinity), task.group_filter, task.split)
+            for name, task in config.tasks.items()
+        },
         steps=config.steps,
         groups_per_step=flow.groups_per_step,
         group_size=flow.group_size,
@@ -77,7 +82,9 @@ def rules_of(config: RunConfig) -> FlowRules:
         **preset.switches,
         direct=config.weights.transport == "direct",
         collective=config.weights.collective,
-        pools=frozenset(name for name, pool in config.pools.items() if pool.engines),
+        awaited=frozenset(name for name, pool in config.pools.items() if has_engines(pool)),
+        prefill_pools=pools_with(config, COMPUTE),
+        decode_pools=pools_with(config, BANDWIDTH),
         seed=config.seed,
         temperature=flow.temperature,
         validation_plays=config.validation.plays,

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import rollart_hpc
+from rollart_hpc.config.pools import engine_of
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.launch.plan import Proc
 from rollart_hpc.launch.process import Order
@@ -48,7 +49,7 @@ def variables(threads: int = 1) -> dict[str, str]:
 
 def role_variables(proc: Proc, config: RunConfig) -> dict[str, str]:
     """What a process needs in its environment besides that of the place it runs in."""
-    threads = {"trainer": config.trainer.threads, "engine": config.engine.threads}
+    threads = {"trainer": config.trainer.threads, "engine": engine_of(config, proc.pool).threads}
     return variables(threads.get(proc.role, 1))
 
 

@@ -1,86 +1,127 @@
-"""The processes of a run and where they run. Owns their names and placement; starts nothing.
+"""The processes of a run and where they run. Owns their placement; starts nothing.
 
-    need       served by           processes
-    cpu        site.serves.cpu     controller, env-I, reward-I
-    compute                        trainer-R, engine-compute-I
-    bandwidth                      engine-bandwidth-I
+    role                class of the site                          processes
+    controller          controller.class, else what serves cpu     controller
+    trainer             trainer.class, else what serves compute    trainer-R
+    pools.NAME          its class or classes                       engine-NAME-I
+    env, reward         env.class, reward.class, else cpu          env-I, reward-I
     each node that makes or uses weights also has a relay: relay-NODE
 
-On one machine the nodes of the plan are the needs themselves: they share the host, but each has its own relay and
-weight store, like a real node. On a cluster a node is CLASS-I, e.g. `h800-0`: the I-th node of the component of that
-hardware class.
+On one machine every pool is a node, and so are `cpu` and, if no pool has its class, the trainer: they share the host,
+but each has its own relay and weight store, like a real node. On a cluster a node is CLASS-I, e.g. `h800-0`: the I-th
+node of the component of that hardware class. The controller's component is the first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from typing import Protocol
 
+from rollart_hpc.config.classes import Homes, find_class_problems, homes_of
 from rollart_hpc.config.launchers import is_cluster
+from rollart_hpc.config.pools import pools_for, profile_of
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.config.site import HardwareClass, SiteConfig
-from rollart_hpc.errors import UserError
-from rollart_hpc.hardware import CLASSES, COMPUTE, CPU
+from rollart_hpc.config.site import SiteConfig
+from rollart_hpc.errors import ConfigError, UserError
+from rollart_hpc.hardware import COMPUTE, CPU
+from rollart_hpc.launch import roster
 from rollart_hpc.launch.devices import assign_devices
-from rollart_hpc.launch.packing import Needs, Pack, pack
-from rollart_hpc.launch.planned import CONTROLLER, Component, Plan, Proc
+from rollart_hpc.launch.planned import CONTROLLER, Component, Plan, PlannedPool, Proc
+from rollart_hpc.launch.share import Share
+from rollart_hpc.launch.sizes import find_shortfalls
 
-__all__ = ["CONTROLLER", "Component", "Plan", "Proc", "make_plan"]
-SUPERVISOR_NEEDS = Needs(cpus=1, memory_gb=1.0)  # the batch script, on the first node of the first component
-NODE = "{hardware}-{index}"
+__all__ = ["CONTROLLER", "Component", "Plan", "PlannedPool", "Proc", "make_plan"]
 WORK_S = 120  # minimum time of a job before its last checkpoint; Slurm's signal may come a minute early
 
 
 def make_plan(config: RunConfig, site: SiteConfig | None = None) -> Plan:
     if site is None or not is_cluster(site.launcher):
         return _local_plan(config)
+    problems = list(find_class_problems(config, site))
+    if problems:
+        raise ConfigError(f"run {config.name} at site {site.name}", problems)
     if config.reward.elastic.max_workers and not site.submit_from_compute:
         raise UserError(
             f"elastic workers are submitted by the run's job, but site {site.name} has submit_from_compute: false",
             "set reward.elastic.max_workers=0 and reward.workers=N",
         )
-    wanted = (_controller(config), *_trainers(config, site), *_engines(config, site), *_on_cpu(config))
-    needed = {proc.hardware for proc in wanted}
-    used = list(dict.fromkeys(site.serving(need) for need in CLASSES if need in needed))
-    components = [_component(i, name, config, site, wanted) for i, name in enumerate(used)]
-    procs = tuple(proc for component in components for proc in component.procs)
-    return Plan(procs, tuple(components), _time_minutes(config, site, used))
+    return _cluster_plan(config, site)
 
 
 # --- on one machine ----------------------------------------------------------------------------
 
 
 def _local_plan(config: RunConfig) -> Plan:
-    workers = (*_on_cpu(config), *_engines(config), *_trainers(config))
-    relays = _relays(config, workers) if _has_relays(config) else []
-    return Plan(assign_devices((_controller(config), *workers, *relays)))
+    engines = [proc for pool in config.pools for proc in roster.engines(config, pool, pool)]
+    workers = [*roster.envs(config, CPU), *roster.rewards(config, CPU), *engines]
+    workers += roster.trainers(config, _trainer_node(config))
+    procs = (roster.controller(config, CPU), *workers, *roster.relays(config, workers))
+    return Plan(assign_devices(procs), pools=_pools(config))
+
+
+def _trainer_node(config: RunConfig) -> str:
+    """That of the first pool of its class, else one of its own."""
+    wanted = config.trainer.class_ or COMPUTE
+    return next((name for name, pool in config.pools.items() if wanted in (pool.class_ or [name])), wanted)
 
 
 # --- on a cluster ------------------------------------------------------------------------------
 
 
-def _component(index: int, name: str, config: RunConfig, site: SiteConfig, wanted: tuple[Proc, ...]) -> Component:
-    own = site.classes[name]
-    mine = [_on_cores(proc, own) for proc in wanted if site.serving(proc.hardware) == name]
-    relay = _needs(config.weights).on_cores(own.threads_per_core) if _has_relays(config) else Needs()
-    node = Needs(own.cpus, own.gpus, own.memory_gb or float("inf"))
-    packs = [Pack(p.name, p.needs, brings=relay if _holds_weights(p) else Needs()) for p in mine]
-    reserved = SUPERVISOR_NEEDS.on_cores(own.threads_per_core) if index == 0 else Needs()
-    where, per_node = pack(packs, node, own.max_nodes, reserved, f"class {name} (partition {own.partition})")
-    nodes = tuple(NODE.format(hardware=name, index=i) for i in range(max(where.values()) + 1))
-    placed = [replace(proc, node=nodes[where[proc.name]]) for proc in mine]
-    if _has_relays(config):
-        placed += [_on_cores(proc, own) for proc in _relays(config, placed)]
-    hourly = site.gpu(name).cost * len(nodes) * (per_node.gpus if own.gpus else 1)
-    asked = Needs(per_node.cpus, per_node.gpus, per_node.memory_gb if own.memory_gb else 0.0)
-    return Component(index, name, own.partition, nodes, asked, assign_devices(placed), hourly)
+def _cluster_plan(config: RunConfig, site: SiteConfig) -> Plan:
+    homes = homes_of(config, site)
+    order = [homes.controller, homes.trainer, *(name for names in homes.pools.values() for name in names)]
+    names = list(dict.fromkeys([*order, homes.env, homes.reward]))
+    shares = {name: Share(name, config, site, name == homes.controller) for name in names}
+    _give(config, homes, shares)
+    used = [name for name, share in shares.items() if share.procs]
+    components = tuple(shares[name].component(index) for index, name in enumerate(used))
+    procs = tuple(proc for component in components for proc in component.procs)
+    gpus = {proc.pool: proc.needs.gpus for proc in procs if proc.pool}
+    shortfalls = tuple(dict.fromkeys(find_shortfalls(config, gpus)))
+    return Plan(procs, components, _time_minutes(config, site, used), _pools(config), shortfalls)
 
 
-def _on_cores(proc: Proc, own: HardwareClass) -> Proc:
-    """Every process is a step of the job. A step gets whole cores, so the job must request whole cores too."""
-    return replace(proc, needs=proc.needs.on_cores(own.threads_per_core))
+def _give(config: RunConfig, homes: Homes, shares: dict[str, Share]) -> None:
+    """Pools that may use several classes come last: they get what the others leave."""
+    shares[homes.controller].take([roster.controller(config, homes.controller)])
+    home = shares[homes.trainer]
+    home.take(roster.trainers(config, home.name, home.has_gpus))
+    for pool, names in homes.pools.items():
+        if len(names) == 1:
+            home = shares[names[0]]
+            home.take(roster.engines(config, pool, home.name, home.has_gpus))
+    shares[homes.env].take(roster.envs(config, homes.env))
+    shares[homes.reward].take(roster.rewards(config, homes.reward))
+    for pool, names in homes.pools.items():
+        if len(names) > 1:
+            _spread(config, pool, [shares[name] for name in names])
+
+
+def _spread(config: RunConfig, pool: str, shares: list[Share]) -> None:
+    """Fill one class after the other."""
+    wanted, num = config.pools[pool].engines, 0
+    fitting: dict[str, int] = {}
+    for share in shares:
+        more = roster.engines(config, pool, share.name, share.has_gpus)[num:]
+        fitting[share.name] = share.room_for(more)
+        share.take(more[: fitting[share.name]])
+        num += fitting[share.name]
+    if num < wanted:
+        listed = ", ".join(f"{count} in {name}" for name, count in fitting.items())
+        raise UserError(
+            f"pools.{pool}: its classes have room for {num} of {wanted} engines: {listed}",
+            "request fewer or smaller engines, add a class, or raise max_nodes or max_gpus in the site file",
+        )
+
+
+def _pools(config: RunConfig) -> tuple[PlannedPool, ...]:
+    wishes = {name: pools_for(config, task.affinity) for name, task in config.tasks.items()}
+    return tuple(
+        PlannedPool(
+            name, profile_of(name, pool), tuple(task for task, pools in wishes.items() if not pools or name in pools)
+        )
+        for name, pool in config.pools.items()
+    )
 
 
 def _time_minutes(config: RunConfig, site: SiteConfig, used: list[str]) -> int:
@@ -101,67 +142,3 @@ def _time_minutes(config: RunConfig, site: SiteConfig, used: list[str]) -> int:
             "or lower job.signal_s",
         )
     return min(known)
-
-
-# --- processes ---------------------------------------------------------------------------------
-
-
-def _controller(config: RunConfig) -> Proc:
-    return Proc(CONTROLLER, "controller", CPU, CPU, needs=_needs(config.controller))
-
-
-def _on_cpu(config: RunConfig) -> Iterator[Proc]:
-    for i in range(config.env.workers):
-        yield Proc(f"env-{i}", "env", CPU, CPU, needs=_needs(config.env))
-    for i in range(config.reward.workers):
-        yield Proc(f"reward-{i}", "reward", CPU, CPU, needs=_needs(config.reward))
-
-
-def _engines(config: RunConfig, site: SiteConfig | None = None) -> Iterator[Proc]:
-    for pool, settings in config.pools.items():
-        needs = _needs(config.engine, _gpus(site, pool, config.engine.device, settings.tensor_parallel))
-        for i in range(settings.engines):
-            yield Proc(f"engine-{pool}-{i}", "engine", pool, pool, pool=pool, needs=needs)
-
-
-def _trainers(config: RunConfig, site: SiteConfig | None = None) -> Iterator[Proc]:
-    ranks = config.trainer.ranks
-    needs = _needs(config.trainer, _gpus(site, COMPUTE, config.trainer.device, 1))
-    for rank in range(ranks):
-        yield Proc(f"trainer-{rank}", "trainer", COMPUTE, COMPUTE, rank=rank, ranks=ranks, needs=needs)
-
-
-def _relays(config: RunConfig, workers: Iterable[Proc]) -> list[Proc]:
-    """One relay per node that makes or uses weights."""
-    homes: dict[str, str] = {}
-    for proc in workers:
-        if _holds_weights(proc):
-            homes.setdefault(proc.node, proc.hardware)
-    needs = _needs(config.weights)
-    return [Proc(f"relay-{node}", "relay", hardware, node, needs=needs) for node, hardware in homes.items()]
-
-
-class _Sized(Protocol):
-    """A section of the configuration that says what its processes need."""
-
-    cpus: int
-    memory_gb: float
-
-
-def _needs(section: _Sized, gpus: int = 0) -> Needs:
-    return Needs(section.cpus, gpus, section.memory_gb)
-
-
-def _gpus(site: SiteConfig | None, need: str, device: str, count: int) -> int:
-    if site is None or device == "cpu":
-        return 0
-    return count if site.classes[site.serving(need)].gpus else 0
-
-
-def _has_relays(config: RunConfig) -> bool:
-    return config.weights.transport == "staged"
-
-
-def _holds_weights(proc: Proc) -> bool:
-    """Among the trainer's ranks, only rank 0 publishes weights."""
-    return proc.role == "engine" or (proc.role == "trainer" and proc.rank == 0)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from rollart_hpc.launch.packing import Needs
@@ -19,9 +20,9 @@ class Proc:
 
     name: str  # unique within the run
     role: Role
-    hardware: str  # the need it has: cpu, compute, bandwidth
+    hardware: str  # class of the site; on one machine its node
     node: str
-    pool: str = ""  # engines: their hardware class
+    pool: str = ""  # of an engine
     rank: int = 0
     ranks: int = 1
     needs: Needs = Needs()
@@ -40,6 +41,8 @@ class Component:
     per_node: Needs  # requested of every node
     procs: tuple[Proc, ...]
     cost_per_hour: float  # of all its nodes
+    max_gpus: int = 0  # that the class allows a job; 0 = no limit
+    is_whole: bool = False  # whole nodes are requested
 
     @property
     def num_gpus(self) -> int:
@@ -51,10 +54,19 @@ class Component:
 
 
 @dataclass(frozen=True)
+class PlannedPool:
+    name: str
+    profile: str  # compute, bandwidth or any
+    tasks: tuple[str, ...]  # that prefer it
+
+
+@dataclass(frozen=True)
 class Plan:
     procs: tuple[Proc, ...]
     components: tuple[Component, ...] = ()  # none on one machine
     time_minutes: int = 0  # one limit for all components; 0 on one machine
+    pools: tuple[PlannedPool, ...] = ()
+    warnings: tuple[str, ...] = ()  # sizes below what the model needs
 
     def __getitem__(self, name: str) -> Proc:
         return next(proc for proc in self.procs if proc.name == name)
@@ -75,6 +87,15 @@ class Plan:
 
     def component_of(self, node: str) -> Component:
         return next(component for component in self.components if node in component.nodes)
+
+    def classes_of(self, pool: str) -> dict[str, int]:
+        """Hardware class -> engines of the pool there."""
+        return dict(Counter(proc.hardware for proc in self.of("engine") if proc.pool == pool))
+
+    def partitions_of(self, pool: str) -> str:
+        """Partitions in which the pool has engines, separated by commas."""
+        classes = self.classes_of(pool)
+        return ", ".join(dict.fromkeys(c.partition for c in self.components if c.hardware in classes))
 
     @property
     def gpu_hours(self) -> float:

@@ -12,6 +12,7 @@ from rollart_hpc.launch.plan import Component, Plan, Proc
 
 _TITLES = ("component", "partition", "nodes", "of each node", "processes")
 _ROLE_TITLES = ("role", "processes", "class", "GPUs", "CPUs", "memory")
+_POOL_TITLES = ("pool", "profile", "engines", "GPUs each", "tasks that prefer it")
 
 
 def plan_lines(plan: Plan) -> list[str]:
@@ -19,10 +20,16 @@ def plan_lines(plan: Plan) -> list[str]:
         nodes = dict.fromkeys(proc.node for proc in plan.procs)
         return [f"  {node}: {', '.join(proc.name for proc in plan.procs if proc.node == node)}" for node in nodes]
     components: list[tuple[str, ...]] = [
-        (f"{c.index} {c.hardware}", c.partition, str(len(c.nodes)), _amount(c.per_node), _counted(c.procs))
+        (f"{c.index} {c.hardware}", c.partition, _nodes(c), _amount(c.per_node), _counted(c.procs))
         for c in plan.components
     ]
-    return [*table(_TITLES, components), "", *table(_ROLE_TITLES, _role_rows(plan)), "", cost_line(plan)]
+    tables = [
+        table(_TITLES, components),
+        table(_ROLE_TITLES, _role_rows(plan)),
+        table(_POOL_TITLES, _pool_rows(plan)),
+    ]
+    warnings = [f"warning: {warning}" for warning in plan.warnings]
+    return [line for lines in tables for line in (*lines, "")] + [cost_line(plan), *_quota_lines(plan), *warnings]
 
 
 def cost_line(plan: Plan) -> str:
@@ -32,6 +39,12 @@ def cost_line(plan: Plan) -> str:
     listed = f" ({', '.join(shares)})" if len(shares) > 1 else ""
     cost = f", cost at most {plan.cost:.4g}" if plan.cost else ""
     return f"GPU-hours at most {plan.gpu_hours:.4g}{listed}{cost}; time limit {clock(plan.time_minutes)}"
+
+
+def _quota_lines(plan: Plan) -> list[str]:
+    """GPU quota: h800 16 of 24, h20 8 of 8"""
+    used = [f"{c.hardware} {c.num_gpus} of {c.max_gpus}" for c in plan.components if c.max_gpus]
+    return [f"GPU quota: {', '.join(used)}"] if used else []
 
 
 def clock(minutes: int) -> str:
@@ -54,6 +67,9 @@ def plan_data(plan: Plan) -> dict[str, Any]:
                 "partition": c.partition,
                 "nodes": list(c.nodes),
                 "per_node": asdict(c.per_node),
+                "gpus": c.num_gpus,
+                "max_gpus": c.max_gpus,
+                "whole_nodes": c.is_whole,
                 "gpu_hours": c.num_gpus * hours,
                 "cost": c.cost_per_hour * hours,
                 "procs": [proc.name for proc in c.procs],
@@ -61,7 +77,9 @@ def plan_data(plan: Plan) -> dict[str, Any]:
             for c in plan.components
         ],
         "roles": {role: {"procs": len(procs), **asdict(_sum(procs))} for role, procs in _by_role(plan.procs).items()},
+        "pools": {pool.name: {**asdict(pool), "classes": plan.classes_of(pool.name)} for pool in plan.pools},
         "procs": [asdict(proc) for proc in plan.procs],
+        "warnings": list(plan.warnings),
     }
 
 
@@ -73,6 +91,20 @@ def _role_rows(plan: Plan) -> list[tuple[str, ...]]:
         row = (role, str(len(procs)), classes, str(total.gpus), str(total.cpus), f"{total.memory_gb:g} GB")
         rows.append(row)
     return rows
+
+
+def _pool_rows(plan: Plan) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for pool in plan.pools:
+        engines = ", ".join(f"{count} {name}" for name, count in plan.classes_of(pool.name).items()) or "none"
+        gpus = {proc.needs.gpus for proc in plan.of("engine") if proc.pool == pool.name}
+        each = " or ".join(map(str, sorted(gpus))) or "0"
+        rows.append((pool.name, pool.profile, engines, each, ", ".join(pool.tasks) or "none"))
+    return rows
+
+
+def _nodes(component: Component) -> str:
+    return f"{len(component.nodes)} whole" if component.is_whole else str(len(component.nodes))
 
 
 def _has_role(component: Component, role: str) -> bool:

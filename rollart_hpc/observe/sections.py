@@ -195,7 +195,7 @@ def pools(run: Run) -> str:
         Stack(name, [("prefill", task.prefill_tokens, "prefill"), ("decode", task.decode_tokens, "decode")])
         for name, task in run.status.tasks.items()
     ]
-    sub = f"share of each task's requests by hardware class; {run.status.fallbacks} fallbacks"
+    sub = f"share of each task's requests by pool; {run.status.fallbacks} fallbacks"
     chart = bars(stacks, share=True) + "<h3>Tokens per task</h3>" + bars(tokens, share=True)
     sub += "".join(f"; {pool} = partition {name}" for pool, name in run.cluster.partitions.items())
     peaks = {pool: max(step.get("kv_used", {}).get(pool, 0.0) for step in run.steps) for pool in _kv_pools(run)}

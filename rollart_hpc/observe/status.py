@@ -22,7 +22,7 @@ class TaskStatus(msgspec.Struct):
     groups_trained: int = 0
     success: float | None = None  # of training trajectories, over the whole run
     reward: float | None = None
-    pool_share: dict[str, float] = {}  # hardware class -> share of the task's requests
+    pool_share: dict[str, float] = {}  # pool -> share of the task's requests
     turns: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0

@@ -7,6 +7,7 @@ import os
 import zlib
 from typing import TYPE_CHECKING
 
+from rollart_hpc.config.pools import engine_of
 from rollart_hpc.config.schema import EngineConfig, PoolConfig
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.processes.lifetime import end_with
@@ -29,7 +30,7 @@ def setup_of(start: Start) -> EngineSetup:
     config = start.config
     return EngineSetup(
         model=start.run.model,
-        config=config.engine,
+        config=engine_of(config, start.pool),
         max_len=max(task.max_tokens for task in config.tasks.values()),
         scratch=start.run.cache,
         store=start.run.store_root,
@@ -58,7 +59,7 @@ def main(start: Start) -> None:
     pool = config.pools.get(start.pool, PoolConfig())
     link = connect(
         start,
-        capacity=capacity(config.engine),
+        capacity=capacity(engine_of(config, start.pool)),
         num_ranks=engine.num_ranks,
         kv_tokens=engine.kv_tokens,
         speed=pool.speed,

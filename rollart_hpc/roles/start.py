@@ -155,7 +155,7 @@ def _parser(role: Role) -> argparse.ArgumentParser:
     parser.add_argument("--incarnation", default="", help="unique id of this start; default: random")
     parser.add_argument("--address", default="", help="tcp://HOST:PORT of the controller")
     parser.add_argument("--node", default=socket.gethostname())
-    parser.add_argument("--pool", default="", help="hardware class of an engine")
+    parser.add_argument("--pool", default="", help="pool of an engine")
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--local-rank", type=int, default=0, help="number among the trainer ranks of its node")

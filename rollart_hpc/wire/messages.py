@@ -37,7 +37,7 @@ class Hello(Message):
     role: str
     name: str  # unique in the run, e.g. "engine-compute-0"; also the socket's identity
     node: str
-    pool: str  # hardware class of an engine, "" otherwise
+    pool: str  # of an engine, "" otherwise
     capacity: int  # maximum requests in flight: the controller's credits for this worker
     package: str
     attempt: int

@@ -17,6 +17,7 @@ from rollart_hpc.cli.logs import LogReader
 from rollart_hpc.cli.main import build_parser
 from rollart_hpc.cli.run import _tell_end
 from rollart_hpc.config.resolved import read_resolved
+from rollart_hpc.config.schema import PoolConfig
 from rollart_hpc.errors import UserError
 from rollart_hpc.hardware import BANDWIDTH, COMPUTE
 from rollart_hpc.launch.ownership import start_ticks
@@ -121,7 +122,7 @@ def test_status_has_every_key_before_the_first_attempt(cli: Cli, run: RunDir) ->
 
 def test_an_engine_joins_only_where_weights_arrive(run: RunDir) -> None:
     config = read_resolved(run.config)
-    config.pools = {COMPUTE: config.pools[COMPUTE]}
+    config.pools = {COMPUTE: config.pools[COMPUTE], BANDWIDTH: PoolConfig(engines=0)}
     with pytest.raises(UserError, match="pool bandwidth has no relay") as refused:
         _new_proc("engine", BANDWIDTH, config, make_plan(config))
     assert refused.value.fix == "--pool compute"

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollart_hpc.config.check import find_problems
+from rollart_hpc.config.key_names import as_keys
 from rollart_hpc.config.schema import RunConfig, TaskConfig
 
 
@@ -18,7 +19,7 @@ def problem(tree: Any) -> str:
 
 
 def test_the_defaults_are_legal() -> None:
-    assert find_problems(RunConfig, asdict(RunConfig(tasks={"a": TaskConfig()}))) == []
+    assert find_problems(RunConfig, as_keys(RunConfig, asdict(RunConfig(tasks={"a": TaskConfig()})))) == []
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,12 @@ def test_the_defaults_are_legal() -> None:
         ({"mode": "rolart"}, "mode: 'rolart' is not a choice; did you mean rollart? legal: sync, sync_plus, one_off"),
         ({"flow": 3}, "flow: 3 is not a section; expected keys such as alpha"),
         ({"tasks": ["lake"]}, "tasks: ['lake'] is a list, expected a section"),
-        ({"pools": {"gpu": {}}}, "pools.gpu: unknown name; legal: compute, bandwidth"),
+        ({"pools": {"fast": {"clas": "h20"}}}, "(value 'h20'); did you mean pools.fast.class?"),
+        ({"pools": {"fast": {"class": ["h20", 3]}}}, "pools.fast.class: ['h20', 3] is neither text nor a list"),
+        ({"pools": {"fast": {"engine": {"dtyp": "x"}}}}, "did you mean pools.fast.engine.dtype?"),
+        ({"pools": {"fast": {"engine": {"dtype": "int3"}}}}, "pools.fast.engine.dtype: 'int3' is not a choice"),
+        ({"pools": {"fast": {"engine": {"kind": "vllm"}}}}, "pools.fast.engine.kind: unknown key (value 'vllm')"),
+        ({"trainer": {"class_": "h20"}}, "did you mean trainer.class?"),
         ({"tasks": {"t": {"trouble": {"turn_latency": {"mean": 1}}}}}, "mean tasks.t.trouble.turn_latency.mean_s?"),
         ({"colour": 1}, "colour: unknown key (value 1); legal keys here: name, seed, steps"),
     ],
@@ -60,7 +66,7 @@ PATHS = [("flow", "alpha"), ("trainer", "lr"), ("engine", "threads"), ("timeouts
 
 @given(st.sampled_from(PATHS), st.text(min_size=1, max_size=12))
 def test_any_unknown_key_is_found(path: tuple[str, str], name: str) -> None:
-    section = asdict(RunConfig())[path[0]]
+    section = as_keys(RunConfig, asdict(RunConfig()))[path[0]]
     found = find_problems(RunConfig, {path[0]: {name: 1}})
     assert bool(found) == (name not in section or not isinstance(section[name], int | float))
 

@@ -59,6 +59,8 @@ def test_names_stand_for_name() -> None:
     assert paths(find("pools.compute.engines")) == ["pools.NAME.engines"] == paths(find("pools.NAME.engines"))
     assert paths(find("tasks.lake.params.size")) == ["tasks.NAME.params"]
     assert paths(find("serves.cpu")) == ["serves"]
+    assert paths(find("pools.fast.class")) == ["pools.NAME.class"] and find("pools.fast.class")[0].default == []
+    assert paths(find("pools.fast.engine.dtype")) == ["pools.NAME.engine"]
 
 
 @pytest.mark.parametrize(
@@ -66,8 +68,8 @@ def test_names_stand_for_name() -> None:
     [
         ("flow.alhpa", "did you mean flow.alpha"),
         ("alpha", "did you mean flow.alpha, trainer.lora.alpha?"),
-        ("elastic", "did you mean reward.elastic?"),
-        ("pools.gpu.engines", "did you mean pools.NAME.engines"),
+        ("elastic", "did you mean pools.NAME.elastic, reward.elastic?"),
+        ("pools.gpu.engine_s", "did you mean pools.NAME.engines"),
         ("steps.x", "did you mean steps"),
         ("zzzz", "legal at the top: base, name, seed"),
     ],

@@ -54,9 +54,33 @@ def test_every_problem_of_a_site_at_once(write: Write) -> None:
     found = problems(write("s.yaml", text + "classes: {a: {gpu: b200, gpus: 8}, b: {partition: p, gres: x}}\n"))
     assert [line.split(":")[0] for line in found] == [
         "sbatch.time", "sbatch.-J", "network.control", "network.ports", "classes.a.partition", "classes.a.gpu",
-        "classes.b.gpus", "serves.cpu", "serves.compute", "serves.bandwidth",
+        "classes.b.gpus", "serves.cpu",
     ]  # fmt: skip
-    assert "there is no class 'c'; choose one of a, b" in found[-3]
+    assert "there is no class 'c'; legal: a, b" in found[-1]
+
+
+def test_containers_and_steps_are_checked(write: Write) -> None:
+    text = SLURM + "srun: {gres: gpu:1, cpu-bind: none}\ncontainer: {kind: pyxis}\n"
+    found = problems(write("s.yaml", text))
+    assert [line.split(":")[0] for line in found] == ["srun.gres", "container.image"]
+    text = "launcher: slurm\ncontainer: {image: /a.sif}\nclasses:\n  a: {partition: p, max_gpus: 4}\n"
+    text += "  b: {partition: p, gpus: 8, max_gpus: 4, whole_nodes: true, container: {kind: podman}}\n"
+    assert "'podman' is not a choice" in problems(write("s.yaml", text))[0]
+    text = text.replace("podman", "apptainer, image: /a.sif, mounts: [data, /data]")
+    found = problems(write("s.yaml", text))
+    assert [line.split(":")[0] for line in found] == [
+        "container.kind", "classes.a.max_gpus", "classes.b.max_gpus", "classes.b.container.mounts",
+    ]  # fmt: skip
+
+
+def test_a_class_with_a_container_of_its_own(write: Write) -> None:
+    text = "launcher: slurm\nsrun: {cpu-bind: none, mem-bind: local}\ncontainer: {kind: pyxis, image: all.sqsh}\n"
+    text += "classes:\n  a: {partition: p, srun: {mem-bind: false}}\n"
+    text += "  b: {partition: p, container: {kind: apptainer, image: b.sif, mounts: /data}}\n"
+    site = load_site(write("s.yaml", text))
+    assert site.options("a").container.image == "all.sqsh"
+    assert site.options("a").srun == {"cpu-bind": "none", "mem-bind": False}
+    assert (site.options("b").container.image, site.options("b").container.mounts) == ("b.sif", ["/data"])
 
 
 def test_values_of_maps_have_types(write: Write) -> None:

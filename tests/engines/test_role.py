@@ -46,12 +46,9 @@ class Star:
 def run(tmp_path, qwen) -> RunDir:
     run = RunDir(tmp_path / "run").create()
     task = TaskConfig(name="t", max_tokens=128, environment="x:Y", reward="x:y")
-    write_resolved(
-        run.config,
-        RunConfig(
-            tasks={"t": task}, engine=EngineConfig(max_running=4, kv_slots=6), pools={"compute": PoolConfig(speed=2.5)}
-        ),
-    )
+    pool = PoolConfig(speed=2.5, engine={"kv_slots": 6})
+    engine = EngineConfig(max_running=4, kv_slots=99)
+    write_resolved(run.config, RunConfig(tasks={"t": task}, engine=engine, pools={"fast": pool}))
     run.model.symlink_to(qwen.directory)
     keys.make_keys(run.keys(run.begin_attempt()))
     yield run
@@ -62,11 +59,11 @@ def test_join_install_generate_stop(run, qwen, ids):
     attempt = run.last_attempt()
     star = Star(run, attempt)
     command = [sys.executable, "-m", "rollart_hpc.roles.engine", "--run-dir", str(run.path), "--name", "engine-0"]
-    command += ["--attempt", str(attempt), "--address", star.address, "--node", "here", "--pool", "compute"]
+    command += ["--attempt", str(attempt), "--address", star.address, "--node", "here", "--pool", "fast"]
     process = subprocess.Popen(command)
     try:
         joined, _ = star.until(Joined, process)
-        assert (joined.hello.role, joined.hello.pool, joined.hello.capacity) == ("engine", "compute", 6)
+        assert (joined.hello.role, joined.hello.pool, joined.hello.capacity) == ("engine", "fast", 6)
         assert (joined.hello.kv_tokens, joined.hello.speed) == (6 * 128, 2.5)
         NodeStore(run.store_root, "here").write(WeightsId(attempt, 2), qwen.named(2), 1 << 20)
         star.hub.send("engine-0", ms.Install(attempt, 2))

@@ -12,7 +12,7 @@ class Scene:
     """A core with everyone aboard and version 0 installed; `do` feeds events and keeps the commands."""
 
     def __init__(self, engines=(("engine-c", "compute"), ("engine-b", "bandwidth")), env_slots=100, **rules):
-        tasks = rules.pop("tasks", {"a": TaskRules(1.0, "compute")})
+        tasks = rules.pop("tasks", {"a": TaskRules(1.0, ("compute",))})
         defaults = {"steps": 3, "groups_per_step": 2, "group_size": 2, "alpha": 1, "direct": True}
         self.core = Core(FlowRules(tasks=tasks, **{**defaults, **rules}))
         self.out: list[ev.Command] = []

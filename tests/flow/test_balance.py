@@ -29,11 +29,11 @@ SAMPLES = 10
 def cluster(num_engines: int, capacity: int, speeds: Callable[[int], float] = lambda i: 1.0) -> World:
     """One pool, and eight times as many trajectories as its engines have credits."""
     rules = FlowRules(
-        tasks={"a": TaskRules(1.0, "compute")},
+        tasks={"a": TaskRules(1.0, ("compute",))},
         steps=4,
         groups_per_step=num_engines * capacity,
         group_size=4,
-        pools=frozenset({"compute"}),
+        awaited=frozenset({"compute"}),
         quarantine_after=1_000_000,
     )
     members = [Member("trainer-0", "trainer", "t"), Member("relay-t", "relay", "t")]
@@ -209,7 +209,7 @@ def test_the_usual_length_of_a_task_is_set_aside():
 
 def test_split_turns_stay_with_their_engine_on_both_sides():
     engines = (("c0", "compute"), ("c1", "compute"), ("b0", "bandwidth"), ("b1", "bandwidth"))
-    scene = Scene(engines=engines, tasks={"a": TaskRules(1.0, "compute", split=True)})
+    scene = Scene(engines=engines, tasks={"a": TaskRules(1.0, ("compute",), split=True)})
     homes: dict[str, set[tuple[str, str]]] = {}
     plays = scene.take(ev.Play)
     for turn in range(4):

@@ -31,7 +31,7 @@ MODES = {str(mode): under(mode, alpha=2, redundancy=1) for mode in Mode} | {
 }
 
 
-def members(num_engines: int, num_envs: int, num_rewards: int, kv_tokens: int) -> list[Member]:
+def members(num_engines: int, num_envs: int, num_rewards: int, kv_tokens: int, has_third: bool) -> list[Member]:
     cast = [
         Member("trainer-0", "trainer", "n0", capacity=1),
         Member("relay-n0", "relay"),
@@ -39,6 +39,7 @@ def members(num_engines: int, num_envs: int, num_rewards: int, kv_tokens: int) -
     ]
     cast += [Member(f"engine-c{i}", "engine", "n0", "compute", 6, kv_tokens) for i in range(num_engines)]
     cast += [Member(f"engine-b{i}", "engine", "n1", "bandwidth", 6, kv_tokens, 2.0) for i in range(num_engines)]
+    cast += [Member("engine-t", "engine", "n1", "third", 4, kv_tokens, 0.5)] if has_third else []
     cast += [Member(f"env-{i}", "env", capacity=10) for i in range(num_envs)]
     cast += [Member(f"reward-{i}", "reward", capacity=4) for i in range(num_rewards)]
     return cast
@@ -99,13 +100,20 @@ def check_ledger(world: World) -> None:
 
 def make_world(mode: str, seed: int, failure_rate: float, direct: bool, plays: int) -> World:
     rng = random.Random(seed)
+    has_third = rng.random() < 0.5  # a third pool, of the same profile as the first
+    compute = ("compute", "third") if has_third else ("compute",)
     rules = FlowRules(
-        tasks={"a": TaskRules(1.0, "compute"), "b": TaskRules(2.0, "bandwidth", "same_reward"), "c": TaskRules(0.5)},
+        tasks={
+            "a": TaskRules(1.0, compute),
+            "b": TaskRules(2.0, ("bandwidth",), "same_reward"),
+            "c": TaskRules(0.5),
+        },
         steps=rng.randint(1, 5),
         groups_per_step=rng.randint(1, 5),
         group_size=rng.randint(1, 3),
         direct=direct,
-        pools=frozenset({"compute", "bandwidth"}),
+        awaited=frozenset({*compute, "bandwidth"}),
+        prefill_pools=compute,
         validation_plays=plays,
         validation_every=rng.choice([0, 2]),
         checkpoint_every=rng.choice([0, 1, 2]),
@@ -114,11 +122,13 @@ def make_world(mode: str, seed: int, failure_rate: float, direct: bool, plays: i
     )
     if not rules.install_idle and rng.random() < 0.5:
         rules.tasks["c"] = TaskRules(0.5, split=True)
+    elif has_third:
+        rules.tasks["c"] = TaskRules(0.5, ("third",))
     if rules.group_size == 1:
-        rules.tasks["b"] = TaskRules(2.0, "bandwidth")
+        rules.tasks["b"] = TaskRules(2.0, ("bandwidth",))
     world = World(
         rules,
-        members(rng.randint(1, 2), rng.randint(1, 2), rng.randint(1, 2), rng.choice([0, 60, 200])),
+        members(rng.randint(1, 2), rng.randint(1, 2), rng.randint(1, 2), rng.choice([0, 60, 200]), has_third),
         seed,
         Durations(failure_rate=failure_rate),
     )

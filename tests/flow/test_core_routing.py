@@ -9,7 +9,7 @@ from tests.flow.scene import Scene
 
 
 def test_requests_go_to_the_pool_of_the_task():
-    scene = Scene(tasks={"a": TaskRules(1, "compute"), "b": TaskRules(1, "bandwidth")})
+    scene = Scene(tasks={"a": TaskRules(1, ("compute",)), "b": TaskRules(1, ("bandwidth",))})
     for play in scene.take(ev.Play):
         request = scene.turn(play)
         assert request.engine == {"a": "engine-c", "b": "engine-b"}[play.task]
@@ -45,7 +45,7 @@ def test_an_engine_too_far_behind_gets_no_requests():
 
 
 def test_a_pool_whose_first_engine_is_yet_to_come_is_waited_for():
-    scene = Scene(engines=(("engine-b", "bandwidth"),), pools=frozenset({"compute", "bandwidth"}))
+    scene = Scene(engines=(("engine-b", "bandwidth"),), awaited=frozenset({"compute", "bandwidth"}))
     play = scene.take(ev.Play)[0]
     assert not [c for c in scene.do(ev.TurnWanted(play.trajectory, 0, 0)) if isinstance(c, ev.Generate)]
     scene.do(ev.Joined("engine-c", "engine", pool="compute", capacity=9), ev.Installed("engine-c", WeightsId(1, 0)))
@@ -53,7 +53,50 @@ def test_a_pool_whose_first_engine_is_yet_to_come_is_waited_for():
     assert scene.core.tally.fallbacks == 0
 
 
-SPLIT = {"a": TaskRules(1.0, "compute", split=True)}
+THREE = (("f0", "fast"), ("f1", "fast"), ("s0", "spare"), ("w0", "wide"))
+
+
+def test_pools_of_one_profile_share_its_tasks_and_a_named_pool_has_its_own():
+    """`a` wants a profile that two pools have, `b` one pool by name."""
+    tasks = {"a": TaskRules(1, ("fast", "spare")), "b": TaskRules(1, ("wide",))}
+    scene = Scene(engines=THREE, tasks=tasks, groups_per_step=6)
+    used: dict[str, list[str]] = {"a": [], "b": []}
+    for play in scene.take(ev.Play):
+        used[play.task].append(scene.turn(play).engine)
+    shares = [used["a"].count(engine) for engine in ("f0", "f1", "s0")]
+    assert sum(shares) == len(used["a"]) and max(shares) - min(shares) <= 1, "all its engines are equally full"
+    assert set(used["b"]) == {"w0"}
+    assert (scene.core.tally.fallbacks, scene.core.tally.stray_requests) == (0, 0)
+
+
+def test_a_task_falls_back_only_when_all_its_pools_are_gone():
+    scene = Scene(engines=THREE, tasks={"a": TaskRules(1, ("fast", "spare"))})
+    first, second, third, *_ = scene.take(ev.Play)
+    scene.do(ev.Lost("f0"), ev.Lost("f1"))
+    assert scene.turn(first).engine == "s0" and scene.core.tally.fallbacks == 0
+    scene.do(ev.Lost("s0"))
+    assert scene.turn(second).engine == "w0" and scene.core.tally.fallbacks == 1
+    scene.do(ev.Joined("s0", "engine", pool="spare", capacity=9), ev.Installed("s0", WeightsId(1, 0)))
+    assert scene.turn(third).engine == "s0" and scene.turn(second, turn=1).engine == "s0", "the fallback is undone"
+    assert scene.core.tally.stray_requests == 0
+
+
+def test_split_turns_use_all_pools_of_either_profile():
+    sides = {"prefill_pools": ("fast", "spare"), "decode_pools": ("wide", "tail")}
+    engines = (*THREE, ("t0", "tail"))
+    scene = Scene(engines=engines, tasks={"a": TaskRules(1, split=True)}, groups_per_step=6, **sides)
+    prefilled, decoded = set(), set()
+    for play in scene.take(ev.Play):
+        prefill = wanted(scene, play)
+        (decode,) = [c for c in scene.do(ev.Prefilled(prefill.request, "kv", 7)) if isinstance(c, ev.Generate)]
+        scene.do(ev.Generated(decode.request, 0, 0, 1, 3))
+        prefilled.add(prefill.engine)
+        decoded.add(decode.engine)
+    assert prefilled == {"f0", "f1", "s0"} and decoded == {"w0", "t0"}
+    assert scene.core.tally.fallbacks == 0
+
+
+SPLIT = {"a": TaskRules(1.0, ("compute",), split=True)}
 
 
 def wanted(scene: Scene, play: ev.Play) -> ev.Generate:

@@ -64,7 +64,7 @@ def test_one_class_is_one_component() -> None:
     (component,) = plan.components
     assert component.nodes == ("gpu-0",) and component.num_gpus == 3
     assert [p.name for p in plan.of("relay")] == ["relay-gpu-0"]
-    assert {p.hardware for p in plan.procs} == {"cpu", "compute", "bandwidth"}
+    assert {p.hardware for p in plan.procs} == {"gpu"}
 
 
 def test_engines_and_ranks_spread_over_nodes_with_a_relay_each() -> None:

@@ -9,8 +9,13 @@ from rollart_hpc.config.schema import RunConfig
 
 
 def check(config: RunConfig) -> Iterator[str]:
-    if "kv_transfer_config" in config.engine.options and any(task.split for task in config.tasks.values()):
-        yield "engine.options.kv_transfer_config: rollart-hpc sets it for tasks with split: true; remove it"
+    if not any(task.split for task in config.tasks.values()):
+        return
+    sections = {"engine": config.engine.options}
+    sections |= {f"pools.{name}.engine": pool.engine.get("options", {}) for name, pool in config.pools.items()}
+    for name, options in sections.items():
+        if "kv_transfer_config" in options:
+            yield f"{name}.options.kv_transfer_config: rollart-hpc sets it for tasks with split: true; remove it"
 
 
 BACKEND = Backend(

@@ -12,11 +12,11 @@ import shlex
 import sys
 from typing import Any
 
+from rollart_hpc.config.classes import homes_of
 from rollart_hpc.config.resolved import read_resolved, read_site
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.files import make_directory
-from rollart_hpc.hardware import CPU
 from rollart_hpc.launch.elastic.reward_job import work
 from rollart_hpc.launch.slurm.script import elastic_name, free_options, job_name, permissions, setup_lines
 from rollart_hpc.rundir import RunDir
@@ -26,7 +26,7 @@ MARGIN_S = 60  # seconds before its job's time limit at which a worker leaves
 
 def parameters(config: RunConfig, site: SiteConfig, run: RunDir) -> dict[str, Any]:
     """submitit's parameters for these jobs."""
-    name = site.serving(CPU)
+    name = homes_of(config, site).reward
     options, elastic = site.options(name), config.reward.elastic
     limit = site.classes[name].max_minutes
     further = {key: True if value is None else value for key, value in permissions(config, options)}
@@ -60,7 +60,7 @@ def main() -> int:
     run = RunDir(args.run_dir)
     config, site = read_resolved(run.config), read_site(run.site)
     chosen = parameters(config, site, run)
-    interpreter = site.options(site.serving(CPU)).python or sys.executable
+    interpreter = site.options(homes_of(config, site).reward).python or sys.executable
     executor = SlurmExecutor(make_directory(run.elastic), max_num_timeout=0, python=f"{shlex.quote(interpreter)} -P")
     executor.update_parameters(**chosen)
     live_s = max(chosen["time"] * 60 - MARGIN_S, 30)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from rollart_hpc.hardware import BANDWIDTH, COMPUTE, CPU, GPUS
+from rollart_hpc.launch.sites.advice import default_lines, pool_lines
 from rollart_hpc.launch.sites.gpu_names import is_slice, known_gpu
 from rollart_hpc.launch.slurm.inventory import Inventory, NodeKind, Partition
 from rollart_hpc.launch.slurm.unix_groups import is_open
@@ -44,10 +45,12 @@ def describe(inventory: Inventory) -> str:
         "classes:",
         *(f"  {name}: {_flow(values)}" for name, values in classes.items()),
         f"serves: {_flow(serves(chosen))}  # GUESS: which class has compute, which has memory bandwidth",
+        *pool_lines(classes, serves(chosen)),
         *_network(chosen),
         "run_root: ~/rollart-runs  # GUESS: must be on a file system that all nodes share",
         f"mpi: {mpi_of(inventory)}",
         f"submit_from_compute: {str(_may_submit_anywhere(chosen)).lower()}",
+        *default_lines(classes, serves(chosen)),
         *_others(inventory, chosen),
     ]
     return "\n".join(text) + "\n"

@@ -191,7 +191,7 @@ class Job:
         return RunState.CANCELLED, "the job was cancelled"
 
     def _write_cluster(self, gpu_hours: dict[str, GpuHours]) -> None:
-        partitions = {pool: self.site.classes[self.site.serving(pool)].partition for pool in self.config.pools}
+        partitions = {pool: self.plan.partitions_of(pool) for pool in self.config.pools}
         write_json(self.run.cluster, msgspec.to_builtins(Cluster(partitions, gpu_hours)))
 
     def _report(self) -> None:

@@ -96,6 +96,8 @@ def _resources(component: Component, site: SiteConfig) -> Iterator[Option]:
     if needs.gpus:
         kind = site.classes[component.hardware].gres
         yield "gres", f"gpu:{kind}:{needs.gpus}" if kind else f"gpu:{needs.gpus}"
+    if site.classes[component.hardware].whole_nodes and not site.options(component.hardware).sbatch.get("exclusive"):
+        yield "exclusive", None
 
 
 def _memory(gb: float) -> str:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rollart_hpc.config.load import load_site
+from rollart_hpc.config.load import load, load_site
 from rollart_hpc.config.site import HardwareClass, SiteConfig
 from rollart_hpc.launch import finding
+from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.sites.compare import compare
 from rollart_hpc.launch.sites.describe import describe
 from rollart_hpc.launch.slurm.inventory import Inventory, NodeKind, Partition, gpus_of, is_usable, minutes
@@ -56,6 +57,28 @@ def test_a_class_for_every_kind_from_the_plainest_partition(tmp_path: Path) -> N
     assert {name: c.threads_per_core for name, c in site.classes.items()} == {"cpu": 1, "h800": 1, "h20": 2}
     assert site.network.control == ""
     assert "all (26 nodes)" in path.read_text()
+
+
+def test_three_gpu_classes(tmp_path: Path) -> None:
+    """The one with the most FLOPS trains, the one with the most bandwidth per FLOPS decodes, the third waits for runs
+    that name it."""
+    l40s = NodeKind(64, 500.0, "nvidia_l40s", 4, 6, 6, ("10.0.0.5",))
+    text = describe(inventory(partition("c", CPU), partition("t", H800), partition("d", H20), partition("l", l40s)))
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    site = load_site(path)
+    assert site.serves == {"cpu": "cpu", "compute": "h800", "bandwidth": "h20"} and "l40s" in site.classes
+    assert "l40s: {class: l40s, engines: 4}" in text
+    assert site.defaults == {
+        "controller": {"cpus": 4, "memory_gb": 15},
+        "env": {"cpus": 4, "memory_gb": 8},
+        "engine": {"cpus": 8},
+        "trainer": {"cpus": 8},
+    }
+    run = tmp_path / "run.yaml"
+    run.write_text("base: quickstart\npools: {l40s: {class: l40s, engines: 4}}\ntasks: {sorting: {affinity: l40s}}\n")
+    plan = make_plan(load(run, site=path), site)
+    assert plan.classes_of("l40s") == {"l40s": 4} and plan.pools[-1].profile == "compute"
 
 
 def test_one_partition_of_unnamed_gpus_serves_everything(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scripts, "_is_installed", lambda parent: True)
 
 
-def render(site_name: str, *overrides: str) -> str:
-    site, config = load_site(site_name), load("quickstart", overrides, site_name)
+def render(site_name: str, *overrides: str, run: str = "quickstart") -> str:
+    site, config = load_site(site_name), load(run, overrides, site_name)
     return render_script(make_plan(config, site), config, site, RUN)
 
 
@@ -42,6 +42,15 @@ def test_the_script_is_the_golden_one(site: str, overrides: list[str], monkeypat
     if os.environ.get("ROLLART_WRITE_GOLDEN"):
         path.write_text(text)
     assert text == path.read_text()
+
+
+def test_a_run_with_three_gpu_classes_is_the_golden_one() -> None:
+    path = GOLDEN / "three-classes.sh"
+    text = render("three-classes", run="three-classes")
+    if os.environ.get("ROLLART_WRITE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+    assert text.count("--exclusive") == 1 and "--gres=gpu:l40s:4" in text.partition("--partition=l40s")[2]
 
 
 def test_options_of_site_class_and_run(tmp_path: Path) -> None:
