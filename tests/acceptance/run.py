@@ -16,6 +16,7 @@ python tests/acceptance/run.py ray          # installs Ray into an environment o
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -40,6 +41,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--keep", type=Path, help="keep the run directories here")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that clusters and runs end too
     with tempfile.TemporaryDirectory() as scratch:
         keep = args.keep or Path(scratch)
         parts: dict[str, Callable[[], bool]] = {

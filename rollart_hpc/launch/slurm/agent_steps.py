@@ -19,8 +19,10 @@ from rollart_hpc.launch.plan import Component, Plan, Proc
 from rollart_hpc.launch.preloaded import preloaded_kinds, preloaded_roles
 from rollart_hpc.launch.process import Order, start_child
 from rollart_hpc.launch.restarts import RoleBudget
+from rollart_hpc.launch.slurm import containers
 from rollart_hpc.launch.slurm.allocation import Allocation
 from rollart_hpc.launch.slurm.commands import clean_environment
+from rollart_hpc.launch.slurm.script import free_options
 from rollart_hpc.launch.slurm.step import SrunStep
 from rollart_hpc.rundir import RunDir
 
@@ -40,6 +42,7 @@ class AgentSteps:
         """`abandoned` is called for a step whose srun was killed."""
         self._run, self._config, self._plan, self._site = run, config, plan, site
         self._allocation, self._abandoned = allocation, abandoned
+        self._inside = Inside(run, config, plan, site)
         self._budget = RoleBudget(config.restarts.per_role)
         self._due_s: dict[str, float] = {}  # by host: when to replace its agent
         self._since_s: dict[str, float] = {}
@@ -78,7 +81,7 @@ class AgentSteps:
             self._since_s[host] = time.monotonic()
         name = f"agents-{component.index}" if len(hosts) > 1 else f"agent-{hosts[0]}"
         order = Order(Proc(name, "agent", component.hardware, ""), 0, self._run.job_log(name))
-        command = inside(component, self._plan, self._site, self._agent(component, hosts))
+        command = self._inside.command(component, self._agent(component, hosts))
         full = [*self._srun(component, hosts, order), *command]
         step = start_child(order, full, step_environment(self._site), kind=SrunStep)
         assert isinstance(step, SrunStep)
@@ -103,6 +106,7 @@ class AgentSteps:
             f"--nodelist={','.join(hosts)}", "--overlap", "--cpu-bind=none", "--export=ALL", "--unbuffered",
             "--input=none", f"--chdir={self._run.path}", f"--job-name={step_name(order)}",
         ]  # fmt: skip
+        options += self._inside.srun_options(component)
         if self._allocation.is_folded:
             return [*options[:8], *options[9:]]  # whatever CPUs the user's own job has
         if needs.gpus:
@@ -129,14 +133,27 @@ def step_environment(site: SiteConfig) -> dict[str, str]:
     return variables
 
 
-def inside(component: Component, plan: Plan, site: SiteConfig, command: list[str]) -> list[str]:
-    """The command with the interpreter of the class, after the shell lines of the class if it has any."""
-    options = site.options(component.hardware)
-    if options.python and command[0] == sys.executable:
-        command = [options.python, *command[1:]]
-    lines = []
-    if options.scratch:
-        lines.append(f'export TMPDIR="{options.scratch}"')
-    if component.index and options.prologue != site.options(plan.components[0].hardware).prologue:
-        lines.append(options.prologue)  # the batch script has run that of the first component
-    return ["/bin/bash", "-c", "\n".join([*lines, 'exec "$@"']), "rollart", *command] if lines else command
+class Inside:
+    """How a command runs on the nodes of a class: interpreter, container, shell lines, further options of srun."""
+
+    def __init__(self, run: RunDir, config: RunConfig, plan: Plan, site: SiteConfig) -> None:
+        self._run, self._plan, self._site = run, plan, site
+        self._mounts = containers.mounts_of(run, config)
+
+    def srun_options(self, component: Component) -> list[str]:
+        options = self._site.options(component.hardware)
+        given = [f"--{name}" + ("" if value is None else f"={value}") for name, value in free_options(options.srun)]
+        return [*given, *containers.srun_options(options.container, self._mounts, self._run.path)]
+
+    def command(self, component: Component, command: list[str]) -> list[str]:
+        options = self._site.options(component.hardware)
+        if command[0] == sys.executable and (options.python or options.container.kind):
+            command = [options.python or containers.PYTHON, *command[1:]]
+        gpus = component.per_node.gpus > 0
+        command = containers.wrapped(options.container, command, self._mounts, self._run.path, gpus=gpus)
+        lines = []
+        if options.scratch:
+            lines.append(f'export TMPDIR="{options.scratch}"')
+        if component.index and options.prologue != self._site.options(self._plan.components[0].hardware).prologue:
+            lines.append(options.prologue)  # the batch script has run that of the first component
+        return ["/bin/bash", "-c", "\n".join([*lines, 'exec "$@"']), "rollart", *command] if lines else command

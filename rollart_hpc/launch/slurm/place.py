@@ -22,7 +22,7 @@ from rollart_hpc.launch.agents.server import AgentServer, Arrived, Departed, War
 from rollart_hpc.launch.place import Came, Change, Leaving, Left, LocalPlace, Nodes
 from rollart_hpc.launch.plan import CONTROLLER, Plan, Proc
 from rollart_hpc.launch.process import Child, Order, start_child, wait_for
-from rollart_hpc.launch.slurm.agent_steps import AgentSteps, inside, step_environment, step_name
+from rollart_hpc.launch.slurm.agent_steps import AgentSteps, Inside, step_environment, step_name
 from rollart_hpc.launch.slurm.allocation import Allocation
 from rollart_hpc.launch.slurm.budget import Budget
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
@@ -197,7 +197,10 @@ class SlurmPlace:
         parts = []
         for _, seats in sorted(by_component.items()):
             component = self._plan.component_of(seats[0].node)
-            parts.append([*self._part(order, seats), *inside(component, self._plan, self._site, command)])
+            within = Inside(self._run, self._config, self._plan, self._site)
+            parts.append(
+                [*self._part(order, seats), *within.srun_options(component), *within.command(component, command)]
+            )
         return [*full, *parts[0], *(word for part in parts[1:] for word in (":", *part))]
 
     def _part(self, order: Order, seats: list[Proc]) -> list[str]:
