@@ -8,8 +8,10 @@ import sys
 
 from rollart_hpc.cli.submit import run_root_of
 from rollart_hpc.config import packaged
-from rollart_hpc.config.load import load_site
+from rollart_hpc.config.load import load_all, load_site
+from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.doctor.quick import quick_findings
+from rollart_hpc.doctor.scope import Scope, scope_of_run, scope_of_site
 from rollart_hpc.doctor.submit import ask_nodes
 from rollart_hpc.errors import UserError
 from rollart_hpc.launch import finding
@@ -20,7 +22,7 @@ from rollart_hpc.vocabulary import ExitCode
 
 
 def doctor(args: argparse.Namespace) -> int:
-    site = load_site(args.site or _own_site())
+    site, scope = _look_at(args)
     if site.launcher != "slurm":
         raise UserError(
             f"site {site.name} is one machine, not a cluster", "name the site file of a cluster with --site"
@@ -35,15 +37,24 @@ def doctor(args: argparse.Namespace) -> int:
             for line in finding.lines(found):
                 print(line, flush=True)
 
-    show(quick_findings(site, root, slurm))
+    show(quick_findings(site, scope, root, slurm))
     if finding.has_failed(shown):
         _say("no job was submitted: fix the failed checks first")
     elif not args.no_jobs:
-        show(ask_nodes(site, root, slurm, args.wait_minutes * 60, _say))
+        show(ask_nodes(site, scope, root, slurm, args.wait_minutes * 60, _say))
     if args.json:
         print(json.dumps([one.as_dict() for one in shown], indent=1))
     _say(finding.tally(shown))
     return ExitCode.ENVIRONMENT if finding.has_failed(shown) else 0
+
+
+def _look_at(args: argparse.Namespace) -> tuple[SiteConfig, Scope]:
+    site = args.site or _own_site()
+    if not args.run:
+        found = load_site(site)
+        return found, scope_of_site(found)
+    loaded = load_all(args.run, site=site)
+    return loaded.site, scope_of_run(loaded.config, loaded.site)
 
 
 def _own_site() -> str:

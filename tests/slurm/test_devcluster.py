@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rollart_hpc.cli.main import main
 from rollart_hpc.devcluster import cluster as clusters
 from rollart_hpc.devcluster.cluster import Cluster
 from rollart_hpc.errors import UserError
@@ -98,6 +99,20 @@ def processes_in(inode: int) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def test_another_layout_with_more_nodes_has_its_site_file(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = clusters.up(cluster.files.path.parent / "mixed", layout_name="mixed", node_count=40)
+    try:
+        monkeypatch.setenv("SLURM_CONF", str(mixed.files.conf))
+        rows = mixed.slurm.table("sinfo", {"partition": "%R", "nodes": "%D"})
+        assert sum(int(row["nodes"]) for row in rows if row["partition"] == "urgent") == 40
+        assert main(["site", "check", "dev-mixed"]) == 0, capsys.readouterr().out
+        assert mixed.slurm.run("srun", "-p", "io-cpu_2", "-N2", "-n2", "printenv", "SLURMD_NODENAME").count("io") == 2
+    finally:
+        mixed.down()
 
 
 def test_a_dead_controller_and_a_dead_node_come_back(own_cluster: Cluster) -> None:
