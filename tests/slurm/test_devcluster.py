@@ -13,6 +13,7 @@ import pytest
 from rollart_hpc.cli.main import main
 from rollart_hpc.devcluster import cluster as clusters
 from rollart_hpc.devcluster.cluster import Cluster
+from rollart_hpc.devcluster.confinement import groups_of, why_not_constrain
 from rollart_hpc.errors import UserError
 from rollart_hpc.launch.slurm.limits import Limits
 
@@ -113,6 +114,22 @@ def test_another_layout_with_more_nodes_has_its_site_file(
         assert mixed.slurm.run("srun", "-p", "io-cpu_2", "-N2", "-n2", "printenv", "SLURMD_NODENAME").count("io") == 2
     finally:
         mixed.down()
+
+
+def test_constrained_steps_have_their_memory_and_their_gpus_only(cluster: Cluster) -> None:
+    if reason := why_not_constrain(["h800n1"]):
+        pytest.skip(f"CONSTRAINED JOBS ARE NOT TESTED: {reason}")
+    tight = clusters.up(cluster.files.path.parent / "tight", constrain=True)
+    try:
+        step = ("srun", "-ph800", "-N1", "-n1", "--mem=100", "--gres=gpu:h800:2")
+        look = f"for g in 0 1 2 7; do head -c0 {tight.files.devices}/h800_$g 2>&1; done; true"
+        said = tight.slurm.run(*step, "sh", "-c", look, limit_s=LIMIT_S)
+        assert (said.count("No such device"), said.count("not permitted")) == (2, 2), said
+        greedy = tight.slurm.ask(*step, sys.executable, "-c", "bytearray(300 << 20)", limit_s=LIMIT_S)
+        assert greedy.code != 0 and "Out Of Memory" in greedy.stderr
+    finally:
+        tight.down()
+    assert not list(groups_of(["h800n1"]))
 
 
 def test_a_dead_controller_and_a_dead_node_come_back(own_cluster: Cluster) -> None:
