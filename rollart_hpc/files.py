@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rollart_hpc.errors import SiteError
+from rollart_hpc.errors import RollartError, SiteError
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
@@ -31,6 +31,7 @@ _FIXES = {
     errno.ENAMETOOLONG: "choose a shorter {place}",
 }
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_PROBE_BYTES = 1 << 20
 
 
 @contextmanager
@@ -45,7 +46,67 @@ def disk_errors(path: Path, place: str = "--run-dir") -> Iterator[None]:
         if error.errno not in _FIXES:
             raise
         fix = _FIXES[error.errno].format(place=place)
-        raise SiteError(f"can't write {path}: {error.strerror}", fix) from None
+        left = f" ({_size(_free(path))} free)" if error.errno in DISK_FULL else ""
+        raise SiteError(f"can't write {path}: {error.strerror}{left}", fix) from None
+
+
+@contextmanager
+def library_writes(path: Path, num_bytes: int = 0, place: str = "--run-dir") -> Iterator[None]:
+    """Like `disk_errors`, around a library that reports a full disk as something else: torch as an unexpected position
+    in a file, safetensors as an error of its own. `num_bytes`: what it is about to write below `path`; 0 = unknown.
+    """
+    free_bytes = _free(path)
+    try:
+        with disk_errors(path, place):
+            yield
+    except (RollartError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # torch's own errors of checkpoints are not Exceptions
+        if not _is_full(path, str(error)):
+            raise
+        missing = f", {_size(num_bytes - free_bytes)} are missing" if num_bytes > free_bytes else ""
+        needs = f"{_size(num_bytes)} were to be written, " if num_bytes else ""
+        what = f"the disk is full: can't write {path} ({needs}{_size(free_bytes)} were free{missing})"
+        raise SiteError(what, _FIXES[errno.ENOSPC].format(place=place)) from error
+
+
+def _is_full(path: Path, said: str) -> bool:
+    """Asks the disk itself: a quota shows only when something is written."""
+    if any(os.strerror(code) in said for code in DISK_FULL):
+        return True
+    place = next(each for each in (path, *path.parents) if each.is_dir())
+    probe = place / f".full-{secrets.token_hex(4)}"
+    try:
+        with open(probe, "wb") as file:
+            file.write(os.urandom(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.errno in DISK_FULL
+    finally:
+        with suppress(OSError):
+            probe.unlink()
+    return False
+
+
+def _free(path: Path) -> int:
+    """Bytes that this user may still write there; 0 if unknown."""
+    for place in (path, *path.parents):
+        with suppress(OSError):
+            found = os.statvfs(place)
+            return found.f_bavail * found.f_frsize
+    return 0
+
+
+def _size(num_bytes: int) -> str:
+    """
+    >>> _size(2_500_000_000), _size(704)
+    ('2.5 GB', '704 B')
+    """
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} B"
 
 
 def make_directory(path: Path, place: str = "--run-dir") -> Path:

@@ -8,8 +8,10 @@ import sys
 
 from rollart_hpc.cli.plan import run_root_of
 from rollart_hpc.config import packaged
-from rollart_hpc.config.load import load_site
+from rollart_hpc.config.load import load_all, load_site
+from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.doctor.examine import examine
+from rollart_hpc.doctor.scope import Scope, scope_of_run, scope_of_site
 from rollart_hpc.errors import UserError
 from rollart_hpc.launch import finding
 from rollart_hpc.launch.finding import Finding
@@ -18,7 +20,7 @@ from rollart_hpc.vocabulary import ExitCode
 
 
 def doctor(args: argparse.Namespace) -> int:
-    site = load_site(args.site or _own_site())
+    site, scope = _look_at(args)
     root = run_root_of(site) or run_root()
     shown: list[Finding] = []
 
@@ -28,11 +30,20 @@ def doctor(args: argparse.Namespace) -> int:
             for line in finding.lines(found):
                 print(line, flush=True)
 
-    examine(site, root, show, _say, wait_s=None if args.no_jobs else args.wait_minutes * 60)
+    examine(site, scope, root, show, _say, wait_s=None if args.no_jobs else args.wait_minutes * 60)
     if args.json:
         print(json.dumps([one.as_dict() for one in shown], indent=1))
     _say(finding.tally(shown))
     return ExitCode.ENVIRONMENT if finding.has_failed(shown) else 0
+
+
+def _look_at(args: argparse.Namespace) -> tuple[SiteConfig, Scope]:
+    site = args.site or _own_site()
+    if not args.run:
+        found = load_site(site)
+        return found, scope_of_site(found)
+    loaded = load_all(args.run, site=site)
+    return loaded.site, scope_of_run(loaded.config, loaded.site)
 
 
 def _own_site() -> str:

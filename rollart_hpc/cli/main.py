@@ -136,6 +136,8 @@ def _add_site_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
     check.add_argument("--json", action="store_true", help="JSON output")
     doctor = _add(commands, "doctor", "rollart_hpc.cli.doctor:doctor", "check whether runs would work at a site")
     doctor.add_argument("--site", help="name of a site file, or a path; default: your only site file")
+    looks = "a run: its classes and the size of its model are checked; default: all classes that serve a need"
+    doctor.add_argument("--run", metavar="RUN", help=looks)
     doctor.add_argument("--no-jobs", action="store_true", help="only the checks that need no job")
     doctor.add_argument("--wait-minutes", type=float, default=10.0, help="maximum time of its job in the queue (10)")
     doctor.add_argument("--json", action="store_true", help="JSON output")

@@ -38,6 +38,8 @@ def build_parser() -> argparse.ArgumentParser:
     many = f"nodes in all, up to {MOST_NODES}, shared out as in the layout; default: as many as it says"
     up.add_argument("--nodes", type=int, default=0, metavar="N", help=many)
     up.add_argument("--accounting", action="store_true", help="with sacct and limits: slurmdbd and MariaDB")
+    enforced = "enforce memory and GPUs of jobs (needs cgroup v1)"
+    up.add_argument("--constrain", action="store_true", help=enforced)
     up.add_argument("--user", action="append", default=[], metavar="NAME", help="an ordinary user who may run jobs")
     reach = "a directory that ordinary users must reach, below one that is closed to them"
     up.add_argument("--expose", action="append", default=[], type=Path, metavar="PATH", help=reach)
@@ -64,6 +66,7 @@ def up(args: argparse.Namespace) -> int:
         layout_name=args.layout,
         node_count=args.nodes,
         accounting=args.accounting,
+        constrain=args.constrain,
         user_names=args.user,
         exposed=args.expose,
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollart_hpc.devcluster import layout, packages, topology, users
+from rollart_hpc.devcluster import confinement, layout, packages, topology, users
 from rollart_hpc.devcluster.daemons import Daemons
 from rollart_hpc.devcluster.namespace import Holder, read_holder, start_holder
 from rollart_hpc.errors import SiteError, UserError
@@ -76,8 +76,13 @@ class Cluster:
 
     def down(self) -> None:
         """End every daemon and every process of every job, then remove the directory."""
-        self.holder.end()
+        self.end()
         shutil.rmtree(self.files.path)
+
+    def end(self) -> None:
+        self.holder.end()
+        if self.files.is_constrained:
+            confinement.remove_groups(node.name for node in self.files.spool.iterdir())
 
 
 def find(directory: Path) -> Cluster | None:
@@ -96,6 +101,7 @@ def up(
     layout_name: str = topology.DEFAULT,
     node_count: int = 0,
     accounting: bool = False,
+    constrain: bool = False,
     user_names: Sequence[str] = (),
     exposed: Sequence[Path] = (),
 ) -> Cluster:
@@ -110,16 +116,19 @@ def up(
             "use it (`devcluster env`), end it (`devcluster down`), or choose another --dir for a second one",
         )
     described = topology.read_topology(layout_name, node_count)
+    reason = confinement.why_not_constrain(node.name for node in described.nodes) if constrain else ""
+    if reason:
+        raise SiteError(f"--constrain: {reason}", "leave it out")
     clear(directory)
     packages.install(accounting=accounting)
     files = layout.make_files(directory, described.nodes)
-    layout.write_configuration(files, described, accounting=accounting)
-    layout.make_devices(files, described.nodes)
+    layout.write_configuration(files, described, accounting=accounting, constrain=constrain)
+    layout.make_devices(files, described.nodes, constrain=constrain)
     cluster = Cluster(files, start_holder(files.holder))
     try:
         _start(cluster, described.nodes, accounting, user_names, exposed)
     except BaseException:
-        cluster.holder.end()  # the directory stays, because its logs say why
+        cluster.end()  # the directory stays, because its logs say why
         raise
     return cluster
 

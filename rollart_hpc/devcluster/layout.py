@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from rollart_hpc.devcluster.confinement import FAKE_MAJOR
 from rollart_hpc.devcluster.topology import Node, Partition, Topology, free_ports, templates
 from rollart_hpc.errors import UserError
 from rollart_hpc.files import write_json
@@ -34,6 +35,11 @@ class ClusterFiles:
     @property
     def conf(self) -> Path:
         return self.path / "slurm.conf"
+
+    @property
+    def is_constrained(self) -> bool:
+        """Are memory and GPUs of its jobs enforced?"""
+        return bool((self.path / "cgroup.conf").read_text())
 
     @property
     def private(self) -> Path:
@@ -120,8 +126,8 @@ def _refuse_foreign(path: Path) -> None:
         raise UserError(f"{path} is not empty", "choose another --dir, or remove it")
 
 
-def write_configuration(files: ClusterFiles, topology: Topology, *, accounting: bool) -> None:
-    """slurm.conf, gres.conf and, with accounting, slurmdbd.conf."""
+def write_configuration(files: ClusterFiles, topology: Topology, *, accounting: bool, constrain: bool = False) -> None:
+    """slurm.conf, gres.conf, cgroup.conf and, with accounting, slurmdbd.conf."""
     nodes = topology.nodes
     controller_port, database_port = free_ports(2)
     fields: dict[str, object] = {
@@ -132,6 +138,8 @@ def write_configuration(files: ClusterFiles, topology: Topology, *, accounting: 
         "private": files.private,
         "spool": files.spool,
         "tmp": files.tmp,
+        "proctrack": "proctrack/cgroup" if constrain else "proctrack/linuxproc",
+        "task_plugin": "task/cgroup" if constrain else "task/none",
         "nodes": "\n".join(_node_line(node) for node in nodes),
         "partitions": "\n".join(_partition_line(partition) for partition in topology.partitions),
     }
@@ -140,16 +148,17 @@ def write_configuration(files: ClusterFiles, topology: Topology, *, accounting: 
     fields["accounting"] = _render("accounting-on.conf" if accounting else "accounting-off.conf", fields)
     _write(files.conf, _render("slurm.conf", fields), 0o644)
     _write(files.path / "gres.conf", "".join(_gres_line(files, node) for node in nodes if node.gpus), 0o644)
-    _write(files.path / "cgroup.conf", "", 0o644)
+    _write(files.path / "cgroup.conf", _render("cgroup.conf", fields) if constrain else "", 0o644)
     if accounting:
         _write(files.path / "slurmdbd.conf", _render("slurmdbd.conf", fields), 0o600)
 
 
-def make_devices(files: ClusterFiles, nodes: list[Node]) -> None:
-    """Fake GPUs: Slurm needs character devices, so each is a copy of /dev/null."""
+def make_devices(files: ClusterFiles, nodes: list[Node], *, constrain: bool = False) -> None:
+    """Fake GPUs: Slurm needs character devices, so each is a copy of /dev/null. Only devices with numbers of their own
+    can be allowed and forbidden one by one."""
     null = os.stat(os.devnull).st_rdev
-    for name in sorted({f"{node.gpu}_{i}" for node in nodes for i in range(node.gpus)}):
-        os.mknod(files.devices / name, 0o020666, null)
+    for number, name in enumerate(sorted({f"{node.gpu}_{i}" for node in nodes for i in range(node.gpus)})):
+        os.mknod(files.devices / name, 0o020666, os.makedev(FAKE_MAJOR, number) if constrain else null)
         (files.devices / name).chmod(0o666)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from rollart_hpc.config.launchers import is_cluster
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.doctor.quick import need_readiness, quick_findings
+from rollart_hpc.doctor.scope import Scope
 from rollart_hpc.doctor.submit import ask_nodes
 from rollart_hpc.errors import UserError
 from rollart_hpc.launch.finding import Finding, has_failed
@@ -20,17 +21,23 @@ Say = Callable[[str], None]
 
 
 def examine(
-    site: SiteConfig, root: Path, show: Callable[[list[Finding]], None], say: Say, *, wait_s: float | None
+    site: SiteConfig,
+    scope: Scope,
+    root: Path,
+    show: Callable[[list[Finding]], None],
+    say: Say,
+    *,
+    wait_s: float | None,
 ) -> None:
     """Calls `show` with findings as they come. `wait_s`: maximum time of the job in the queue; None = no job."""
     need_cluster(site)
     slurm = Slurm()
-    found = quick_findings(site, root, slurm)
+    found = quick_findings(site, scope, root, slurm)
     show(found)
     if has_failed(found):
         say("no job was submitted: fix the failed checks first")
     elif wait_s is not None:
-        show(ask_nodes(site, root, slurm, wait_s, say))
+        show(ask_nodes(site, scope, root, slurm, wait_s, say))
 
 
 def need_ready(site: SiteConfig, root: Path) -> None:

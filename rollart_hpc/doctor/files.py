@@ -31,6 +31,14 @@ class Folder:
     def read_site(self) -> SiteConfig:
         return msgspec.json.decode((self.path / "site.json").read_bytes(), type=SiteConfig)
 
+    def write_need(self, shm_bytes: int) -> None:
+        """What the weights take of a node's shared memory; 0 = unknown."""
+        write_json(self.path / "need.json", {"shm_bytes": shm_bytes})
+
+    def read_need(self) -> int:
+        found = read_json(self.path / "need.json")
+        return int(found["shm_bytes"]) if found else 0
+
     def write_secrets(self, token: str, canary: str) -> None:
         """The token authenticates probes. The canary shows that another node sees the same file."""
         write_atomic(self.path / "token", token)

@@ -22,6 +22,7 @@ from rollart_hpc import __version__
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.doctor.exchange import Caller, dial, echo
 from rollart_hpc.doctor.files import Folder
+from rollart_hpc.doctor.scope import VERSIONS
 from rollart_hpc.errors import SiteError
 from rollart_hpc.extras import install
 from rollart_hpc.launch.finding import Finding, fail, good, warn
@@ -35,11 +36,12 @@ _LITTLE_SCRATCH_GB = 1.0
 _LOOPBACK = ("lo", "127.")
 
 
-def look_at_node(site: SiteConfig, name: str) -> Iterator[Finding]:
+def look_at_node(site: SiteConfig, name: str, shm_bytes: int = 0) -> Iterator[Finding]:
+    """`shm_bytes`: what the weights of a run would take of shared memory; 0 = unknown."""
     yield from _python(site, name)
     yield from _limits(site, name)
     yield from _gpus(site, name)
-    yield from _space(name)
+    yield from _space(name, shm_bytes if site.classes[name].gpus else 0)
     yield from _caches(name)
 
 
@@ -96,7 +98,12 @@ def _gpus(site: SiteConfig, name: str) -> Iterator[Finding]:
     yield good(check, f"GPU {given}: {said.splitlines()[0] if said else 'nvidia-smi lists none'}")
 
 
-def _space(name: str) -> Iterator[Finding]:
+def _space(name: str, shm_bytes: int) -> Iterator[Finding]:
+    shm = Path("/dev/shm")
+    if shm_bytes and os.access(shm, os.W_OK) and shutil.disk_usage(shm).free < shm_bytes:
+        found = f"{shm}: {shutil.disk_usage(shm).free / 1e9:.1f} GB free"
+        what = f"{found}, {VERSIONS} versions of the weights need {shm_bytes / 1e9:.1f} GB"
+        yield fail(f"{name}: shared memory", what, "ask the administrators to enlarge it, or use a smaller model")
     places = (
         ("shared memory", Path("/dev/shm"), _LITTLE_SHM_GB, "weights need it: ask the administrators to enlarge it"),
         ("scratch", Path(os.environ.get("TMPDIR", "/tmp")), _LITTLE_SCRATCH_GB, "set scratch in the site file"),
@@ -174,7 +181,8 @@ def main() -> int:
     if shared.level == "fail":
         return 0
     site = folder.read_site()
-    for finding in (*look_at_node(site, name), *meet_others(site, name, folder.read_token(), (address, int(port)))):
+    checked = look_at_node(site, name, folder.read_need())
+    for finding in (*checked, *meet_others(site, name, folder.read_token(), (address, int(port)))):
         _print(finding)
     return 0
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rollart_hpc.config.site import SiteConfig
+from rollart_hpc.doctor.scope import Scope
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import disk_errors
 from rollart_hpc.launch.finding import Finding, fail, good, has_failed, note, warn
@@ -24,16 +25,17 @@ COMMANDS = ("sbatch", "srun", "salloc", "squeue", "sinfo", "scontrol", "scancel"
 _LATE_S = 60  # warn if the scheduler may delay a heterogeneous job by more than this
 _DEFAULT_INTERVAL_S = 30
 _LITTLE_GB = 10.0
+_CONF = "/etc/slurm/slurm.conf"
 _QUOTA_TEST_BYTES = 4 * 1024 * 1024
 
 
-def quick_findings(site: SiteConfig, run_root: Path, slurm: Slurm) -> list[Finding]:
+def quick_findings(site: SiteConfig, scope: Scope, run_root: Path, slurm: Slurm) -> list[Finding]:
     """All findings. If Slurm can't be reached, the list ends there."""
     found = list(readiness(site, run_root, slurm))
     if has_failed(found):
         return found
     inventory = read_inventory(slurm)
-    return [*found, *compare(site, inventory), *_limits(slurm, inventory.settings)]
+    return [*found, *compare(site, inventory, scope.classes), *_limits(slurm, inventory.settings)]
 
 
 def need_readiness(site: SiteConfig, run_root: Path, slurm: Slurm) -> None:
@@ -55,7 +57,7 @@ def readiness(site: SiteConfig, run_root: Path, slurm: Slurm) -> Iterator[Findin
     try:
         settings = slurm.settings()
     except SlurmError as error:
-        yield from _munge(slurm, {})
+        yield from _munge(slurm, _read_locally())
         yield fail("slurmctld", error.what, error.fix or "check that it is up: scontrol ping")
         return
     yield good("commands", f"Slurm {settings.get('SLURM_VERSION', '')}")
@@ -65,7 +67,20 @@ def readiness(site: SiteConfig, run_root: Path, slurm: Slurm) -> Iterator[Findin
     yield from _disk(run_root)
 
 
-def _munge(slurm: Slurm, settings: dict[str, str]) -> Iterator[Finding]:
+def _read_locally() -> dict[str, str] | None:
+    """What the configuration file of this host says about authentication; None if it can't be read."""
+    path = Path(os.environ.get("SLURM_CONF") or _CONF)
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    pairs = (line.split("#")[0].partition("=") for line in lines if line.startswith("Auth"))
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _munge(slurm: Slurm, known: dict[str, str] | None) -> Iterator[Finding]:
+    """`known`: the cluster's settings; None if neither slurmctld nor this host has them."""
+    settings = known or {}
     if "munge" not in settings.get("AuthType", "munge"):
         yield note("munge", f"not used: AuthType={settings['AuthType']}")
         return
@@ -80,6 +95,10 @@ def _munge(slurm: Slurm, settings: dict[str, str]) -> Iterator[Finding]:
         yield good("munge", "a credential was encoded and decoded here")
     else:
         said = read.stderr.strip() or "no message"
+        if known is None:
+            why = "the cluster may use another socket, and slurmctld does not say which"
+            yield warn("munge", f"{said} ({why})", "check slurmctld first")
+            return
         yield fail("munge", said, "ask the administrators to run munged on this host with the cluster's key")
 
 

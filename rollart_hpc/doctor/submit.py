@@ -13,9 +13,9 @@ from pathlib import Path
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.doctor.exchange import new_token
 from rollart_hpc.doctor.files import Folder
+from rollart_hpc.doctor.scope import Scope
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import make_directory, write_atomic
-from rollart_hpc.hardware import CPU
 from rollart_hpc.launch.finding import Finding, fail
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
 from rollart_hpc.launch.slurm.queue import OVER
@@ -29,19 +29,15 @@ _POLL_S, _LONGEST_POLL_S = 1.0, 10.0
 Say = Callable[[str], None]
 
 
-def class_order(site: SiteConfig) -> list[str]:
-    """The controller's class is first, as in a run."""
-    return [name for name in dict.fromkeys([site.serving(CPU), *site.classes]) if name]
-
-
-def ask_nodes(site: SiteConfig, run_root: Path, slurm: Slurm, wait_s: float, say: Say) -> list[Finding]:
+def ask_nodes(site: SiteConfig, scope: Scope, run_root: Path, slurm: Slurm, wait_s: float, say: Say) -> list[Finding]:
     """Run one job with a node of every class. Leaves nothing behind."""
-    names = class_order(site)
+    names = list(scope.classes)
     folder = Folder(make_directory(run_root / f".doctor-{secrets.token_hex(4)}"))
     canary = secrets.token_hex(8)
     try:
         folder.write_site(site)
         folder.write_secrets(new_token(), canary)
+        folder.write_need(scope.shm_bytes)
         write_atomic(folder.path / "job.sh", script(folder, site, names, canary))
         shown = ", ".join(f"{name} ({site.classes[name].partition})" for name in names)
         say(f"submitting one job (limit {MINUTES} min) with one node of each class: {shown}")

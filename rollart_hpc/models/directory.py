@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rollart_hpc.errors import SiteError, UserError
-from rollart_hpc.files import DISK_FULL, disk_errors, make_directory
+from rollart_hpc.files import library_writes, make_directory
 
 PLACE = "directory for the model"
 
@@ -34,7 +34,7 @@ def made_whole(target: Path, num_bytes: int) -> Iterator[Path]:
     scratch = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     make_directory(scratch, PLACE)
     try:
-        with disk_errors(target, PLACE), _written_in_full(target):
+        with library_writes(target, num_bytes, PLACE):
             yield scratch
             _take_place(scratch / "model", target)
     finally:
@@ -47,18 +47,4 @@ def _take_place(made: Path, target: Path) -> None:
     except OSError:
         if target.exists():  # since the check
             raise UserError(f"{target} already exists", f"remove it, or choose another {PLACE}") from None
-        raise
-
-
-@contextmanager
-def _written_in_full(target: Path) -> Iterator[None]:
-    """Libraries that write files have their own exceptions for a full disk."""
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:
-        words = [os.strerror(number) for number in DISK_FULL]
-        if any(word in str(error) for word in words):
-            raise SiteError(f"can't write {target}: {error}", f"free some space, or choose another {PLACE}") from None
         raise

@@ -26,6 +26,7 @@ from rollart_hpc.config.objects import resolve
 from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.schema import TaskConfig
 from rollart_hpc.errors import UserError
+from rollart_hpc.files import library_writes
 from rollart_hpc.rundir import RunDir
 
 PAD, UNKNOWN, END, USER, ASSISTANT = SPECIAL = ("<pad>", "<unk>", "<|end|>", "<|user|>", "<|assistant|>")
@@ -64,10 +65,11 @@ def make_tiny_model(
     tokenizer = _make_tokenizer(environments)
     model = _make_model(tokenizer.get_vocab_size(), head_dim)
     _learn_format(model, tokenizer, environments, random.Random(seed), steps, log)
-    model.save_pretrained(directory)
-    tokenizer.save(str(directory / "tokenizer.json"))
     settings = {"eos_token": END, "pad_token": PAD, "unk_token": UNKNOWN, "chat_template": TEMPLATE}
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+    with library_writes(directory, sum(tensor.nbytes for tensor in model.parameters())):
+        model.save_pretrained(directory)
+        tokenizer.save(str(directory / "tokenizer.json"))
+        (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
 
 
 def _make_tokenizer(environments: Sequence[Any]) -> Tokenizer:

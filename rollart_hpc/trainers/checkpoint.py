@@ -8,22 +8,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.tensor import DTensor
 
 from rollart_hpc.errors import SiteError
-from rollart_hpc.files import make_directory
+from rollart_hpc.files import library_writes, make_directory
 from rollart_hpc.trainers import checksums
 from rollart_hpc.trainers.world import World
 
 log = logging.getLogger(__name__)
 
 
-def save(directory: Path, world: World, head: checksums.Head, write: Callable[[], list[str]]) -> None:
-    """`write` returns the names of the files that this rank wrote."""
+def save(
+    directory: Path, world: World, head: checksums.Head, write: Callable[[], list[str]], num_bytes: int = 0
+) -> None:
+    """`write` returns the names of the files that this rank wrote. `num_bytes`: about how much; 0 = unknown."""
 
     def write_files() -> None:
-        checksums.write_files(directory, world.rank, write())
+        with library_writes(directory, num_bytes):
+            names = write()
+        checksums.write_files(directory, world.rank, names)
 
     def finish() -> None:
         if world.rank == 0:
@@ -54,6 +61,16 @@ def _together(world: World, directory: Path, action: Callable[[], object]) -> No
         log.debug("checkpoint %s failed", directory, exc_info=error)
         problem = SiteError(f"checkpoint {directory}: {_innermost(error)}")
     world.all_good(problem)
+
+
+def size_of(tensors: Any) -> int:
+    """Bytes of this rank's part of nested tensors."""
+    if isinstance(tensors, dict):
+        return sum(size_of(value) for value in tensors.values())
+    if isinstance(tensors, (list, tuple)):
+        return sum(size_of(value) for value in tensors)
+    local = tensors.to_local() if isinstance(tensors, DTensor) else tensors
+    return local.numel() * local.element_size() if isinstance(local, torch.Tensor) else 0
 
 
 def _innermost(error: BaseException) -> str:

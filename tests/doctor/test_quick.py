@@ -46,7 +46,23 @@ def test_missing_commands_end_it(bin: Path, tmp_path: Path) -> None:
         need_readiness(load_site("dev"), tmp_path, Slurm())
 
 
-def test_a_silent_controller_and_a_dead_munge_are_both_said(bin: Path, tmp_path: Path) -> None:
+def test_a_silent_controller_is_no_failure_of_munge(bin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which socket munge has is in slurm.conf, which slurmctld no longer tells."""
+    put(bin, "scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    put(bin, "munge", '[ "$2" = "--socket=/run/own.sock" ] || { echo no socket >&2; exit 6; }')
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    assert set(failures(tmp_path)) == {"slurmctld"}
+    (tmp_path / "slurm.conf").write_text("AuthInfo=socket=/run/own.sock,cred_expire=5\n")
+    assert set(failures(tmp_path)) == {"slurmctld"}
+    (tmp_path / "slurm.conf").write_text("AuthInfo=socket=/run/other.sock\n")
+    assert set(failures(tmp_path)) == {"slurmctld", "munge"}
+
+
+def test_a_silent_controller_and_a_dead_munge_are_both_said(
+    bin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    (tmp_path / "slurm.conf").write_text("ClusterName=here\n")
     put(bin, "scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
     put(bin, "munge", "echo 'munge: Failed to access socket' >&2; exit 6")
     found = failures(tmp_path)

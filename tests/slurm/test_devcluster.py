@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from rollart_hpc.cli.main import main
 from rollart_hpc.devcluster import cluster as clusters
 from rollart_hpc.devcluster.cluster import Cluster
+from rollart_hpc.devcluster.confinement import groups_of, why_not_constrain
 from rollart_hpc.errors import UserError
 from rollart_hpc.launch.slurm.limits import Limits
 
@@ -98,6 +100,36 @@ def processes_in(inode: int) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def test_another_layout_with_more_nodes_has_its_site_file(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = clusters.up(cluster.files.path.parent / "mixed", layout_name="mixed", node_count=40)
+    try:
+        monkeypatch.setenv("SLURM_CONF", str(mixed.files.conf))
+        rows = mixed.slurm.table("sinfo", {"partition": "%R", "nodes": "%D"})
+        assert sum(int(row["nodes"]) for row in rows if row["partition"] == "urgent") == 40
+        assert main(["site", "check", "dev-mixed"]) == 0, capsys.readouterr().out
+        assert mixed.slurm.run("srun", "-p", "io-cpu_2", "-N2", "-n2", "printenv", "SLURMD_NODENAME").count("io") == 2
+    finally:
+        mixed.down()
+
+
+def test_constrained_steps_have_their_memory_and_their_gpus_only(cluster: Cluster) -> None:
+    if reason := why_not_constrain(["h800n1"]):
+        pytest.skip(f"CONSTRAINED JOBS ARE NOT TESTED: {reason}")
+    tight = clusters.up(cluster.files.path.parent / "tight", constrain=True)
+    try:
+        step = ("srun", "-ph800", "-N1", "-n1", "--mem=100", "--gres=gpu:h800:2")
+        look = f"for g in 0 1 2 7; do head -c0 {tight.files.devices}/h800_$g 2>&1; done; true"
+        said = tight.slurm.run(*step, "sh", "-c", look, limit_s=LIMIT_S)
+        assert (said.count("No such device"), said.count("not permitted")) == (2, 2), said
+        greedy = tight.slurm.ask(*step, sys.executable, "-c", "bytearray(300 << 20)", limit_s=LIMIT_S)
+        assert greedy.code != 0 and "Out Of Memory" in greedy.stderr
+    finally:
+        tight.down()
+    assert not list(groups_of(["h800n1"]))
 
 
 def test_a_dead_controller_and_a_dead_node_come_back(own_cluster: Cluster) -> None:

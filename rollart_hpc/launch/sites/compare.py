@@ -3,33 +3,48 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from rollart_hpc.config.site import HardwareClass, SiteConfig
-from rollart_hpc.launch.finding import Finding, fail, good, note, warn
+from rollart_hpc.launch.finding import Finding, fail, good, has_failed, note, warn
 from rollart_hpc.launch.sites.gpu_names import is_slice, known_gpu
 from rollart_hpc.launch.slurm.inventory import Inventory, NodeKind, Partition
 from rollart_hpc.launch.slurm.unix_groups import is_open
 
 
-def compare(site: SiteConfig, inventory: Inventory) -> list[Finding]:
+def compare(site: SiteConfig, inventory: Inventory, names: Collection[str] | None = None) -> list[Finding]:
+    """`names`: the classes to look at; None = all."""
     found: list[Finding] = []
     for name, own in site.classes.items():
+        if names is not None and name not in names:
+            continue
         differences = list(_class(name, own, inventory))
         found += differences or [good(f"class {name}", f"matches partition {own.partition}")]
     found += _mpi(site, inventory)
     return found
 
 
-def _class(name: str, own: HardwareClass, inventory: Inventory) -> Iterator[Finding]:
+def _class(name: str, own: HardwareClass, inventory: Inventory) -> list[Finding]:
+    """Of several partitions (`a,b`) Slurm uses the one that starts the job first: one without failures is enough."""
+    found = [list(_in_partition(name, own, each, inventory)) for each in own.partition.split(",")]
+    is_enough = not all(has_failed(each) for each in found)
+    exists = all(each in inventory.partitions for each in own.partition.split(","))
+    return [
+        warn(one.check, one.what, one.fix) if one.level == "fail" and is_enough and exists else one
+        for each in found
+        for one in each
+    ]
+
+
+def _in_partition(name: str, own: HardwareClass, wanted: str, inventory: Inventory) -> Iterator[Finding]:
     check = f"class {name}"
-    partition = inventory.partitions.get(own.partition)
+    partition = inventory.partitions.get(wanted)
     if partition is None:
-        near = difflib.get_close_matches(own.partition, inventory.partitions, n=1)
+        near = difflib.get_close_matches(wanted, inventory.partitions, n=1)
         names = f"{near[0]}? " if near else ""
         yield fail(
             check,
-            f"there is no partition {own.partition}",
+            f"there is no partition {wanted}",
             f"classes.{name}.partition: {names}partitions: {', '.join(inventory.partitions)}",
         )
         return

@@ -6,16 +6,20 @@
     slurm.records("show", "partition")                               # scontrol: [{"PartitionName": "cpu", ...}]
 
 Fields are always named, because defaults differ between sites and `--json` differs between versions. Every call has a
-timeout, because a client waits for minutes when slurmctld is down. Knows nothing about runs. Standard library only:
+timeout, because a client waits for minutes when slurmctld is down. Calls are paced, because slurmctld serves everyone
+(and since 23.02 may limit each user). Knows nothing about runs. Standard library only:
 the development cluster uses it before anything is installed.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +27,31 @@ from pathlib import Path
 from rollart_hpc.errors import SiteError
 
 LIMIT_S = 30.0
+CALLS_PER_S, BURST = 5.0, 10
 SEPARATOR = "\x1f"  # never part of a name
 _FOREIGN = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")  # how to reach the cluster
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w/:]*)=")
+
+
+class Pace:
+    """At most `burst` calls at once and `per_s` calls a second after that, from all threads together."""
+
+    def __init__(self, per_s: float, burst: int) -> None:
+        self._interval_s, self._burst = 1 / per_s, burst
+        self._lock = threading.Lock()
+        self._next_s = -math.inf  # when a call may start if the burst is used up
+
+    def wait(self) -> None:
+        with self._lock:
+            now_s = time.monotonic()
+            self._next_s = max(self._next_s, now_s - self._burst * self._interval_s) + self._interval_s
+            wait_s = self._next_s - now_s
+        if wait_s > 1e-3:
+            time.sleep(wait_s)
+
+
+PACE = Pace(CALLS_PER_S, BURST)  # of this process
 
 
 class SlurmError(SiteError):
@@ -73,6 +98,7 @@ class Slurm:
     def ask(self, *command: str, limit_s: float | None = None, stdin: str = "", cwd: Path | None = None) -> Answer:
         """Run a command that may fail."""
         limit_s = limit_s or self._limit_s
+        PACE.wait()
         try:
             done = subprocess.run(
                 [*self._prefix, *command],

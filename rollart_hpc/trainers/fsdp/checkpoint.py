@@ -35,14 +35,15 @@ class State(NamedTuple):
 
 def save(directory: Path, state: State, world: World, *, version: int, digest: str) -> None:
     has_stepped = bool(state.optimizer.state)
+    tensors = _tensors(state, has_stepped)
 
     def write() -> list[str]:
-        save_distributed(_tensors(state, has_stepped), checkpoint_id=directory)
+        save_distributed(tensors, checkpoint_id=directory)
         names = [path.name for path in directory.glob(f"__{world.rank}_*.distcp")]
         return names + [_METADATA] * (world.rank == 0)
 
     head = checksums.Head(version=version, digest=digest, ranks=world.size, has_stepped=has_stepped)
-    common.save(directory, world, head, write)
+    common.save(directory, world, head, write, common.size_of(tensors))
 
 
 def load(directory: Path, state: State, world: World) -> checksums.Head:

@@ -147,6 +147,23 @@ def test_a_difference_comes_with_its_fix(changes: dict[str, object], fix: str) -
     assert len(failed) == 1 and fix in failed[0].fix, failed
 
 
+def test_one_of_several_partitions_is_enough_and_all_must_exist() -> None:
+    own = HardwareClass(partition="short,normal", cpus=64, max_minutes=1440)
+    site = SiteConfig(launcher="slurm", classes={"cpu": own})
+    found = [one for one in compare(site, PAPER) if one.check == "class cpu"]
+    assert [(one.level, one.what) for one in found] == [("warn", "max_minutes: 1440; partition short allows 60")]
+    own.max_minutes = 9999
+    assert [one.level for one in compare(site, PAPER) if one.check == "class cpu"] == ["fail", "fail"]
+    own.partition = "normal,nromal"
+    assert "there is no partition nromal" in [one.what for one in compare(site, PAPER) if one.level == "fail"]
+
+
+def test_only_the_classes_in_question_are_compared() -> None:
+    classes = {"cpu": HardwareClass(partition="normal", max_minutes=60), "old": HardwareClass(partition="gone")}
+    site = SiteConfig(launcher="slurm", classes=classes)
+    assert finding.has_failed(compare(site, PAPER)) and not finding.has_failed(compare(site, PAPER, ["cpu"]))
+
+
 def test_cores_with_more_threads_than_the_site_says_are_told() -> None:
     site = SiteConfig(launcher="slurm", classes={"h20": HardwareClass(partition="decode", gpus=8, max_minutes=60)})
     assert [one.fix for one in compare(site, PAPER) if one.level == "fail"] == ["classes.h20.threads_per_core: 2"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollart_hpc.launch.slurm.commands import Slurm, SlurmError, SlurmSilent, clean_environment, record
+from rollart_hpc.launch.slurm.commands import PACE, Pace, Slurm, SlurmError, SlurmSilent, clean_environment, record
 
 
 @pytest.fixture
@@ -35,6 +35,33 @@ def test_a_failed_command_says_what_it_said(put) -> None:
     with pytest.raises(SlurmError, match="invalid partition") as caught:
         Slurm().run("sbatch")
     assert caught.value.code == 1
+
+
+def test_calls_beyond_a_burst_are_paced(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    slept: list[float] = []
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    monkeypatch.setattr("time.sleep", slept.append)
+    pace = Pace(5.0, 10)
+    for _ in range(10):
+        pace.wait()
+    assert slept == []
+    for _ in range(3):
+        pace.wait()
+    assert slept == pytest.approx([0.2, 0.4, 0.6]), "each thread waits for its own turn"
+    now_s = 200.0
+    for _ in range(10):
+        pace.wait()
+    assert len(slept) == 3, "after a pause there may be a burst again"
+
+
+def test_every_call_waits_for_its_turn(put, monkeypatch: pytest.MonkeyPatch) -> None:
+    put("squeue", "true")
+    waited: list[int] = []
+    monkeypatch.setattr(PACE, "wait", lambda: waited.append(1))
+    Slurm().table("squeue", {"id": "%i"})
+    Slurm().ask("squeue")
+    assert len(waited) == 2
 
 
 def test_a_silent_command_is_given_up(put) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rollart_hpc.launch.slurm.allocation import Allocation
-from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
-from rollart_hpc.launch.slurm.requeue import time_to_leave_s
+from rollart_hpc.launch.slurm.commands import Answer, Slurm, SlurmError
+from rollart_hpc.launch.slurm.requeue import requeue_the_rest, time_to_leave_s
 
 ALLOCATION = Allocation(12, (12, 13), {}, restart=1)
 
@@ -27,6 +27,32 @@ class Told(Slurm):
 
     def settings(self) -> dict[str, Any]:
         return {"KillWait": self.kill_wait}
+
+
+class Late(Slurm):
+    """Requeues the first component only after it has been asked, and the second one only if told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_asked = 0
+        self.told: list[tuple[str, ...]] = []
+
+    def records(self, *_: str) -> list[dict[str, str]]:
+        self.num_asked += 1
+        first = ("PENDING", "2") if self.num_asked > 1 else ("RUNNING", "1")
+        second = ("PENDING", "2") if self.told else ("RUNNING", "1")
+        return [{"JobState": state, "Restarts": restarts} for state, restarts in (first, second)]
+
+    def ask(self, *command: str, **_: Any) -> Answer:
+        self.told.append(command)
+        return Answer(0, "", "")
+
+
+def test_components_that_slurm_left_running_are_requeued_even_if_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    slurm = Late()
+    requeue_the_rest(slurm, ALLOCATION)
+    assert slurm.told == [("scontrol", "requeue", "12")]
 
 
 @pytest.mark.parametrize(

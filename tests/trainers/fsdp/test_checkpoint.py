@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -47,6 +49,26 @@ def test_loading_restores_weights_optimizer_and_version_bit_for_bit(
         for trainer in (trained, fresh):
             trainer.accumulate(make_groups(seed))
         assert trained.step() == fresh.step()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system on which no checkpoint has a place, where root may mount one."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_is_said_with_what_is_missing(trained: FsdpTrainer, small_disk: Path) -> None:
+    with pytest.raises(
+        SiteError, match=r"the disk is full: can't write .*/small/c \(.* KB were to be written, "
+    ) as caught:
+        trained.save(small_disk / "c")
+    assert "are missing)" in caught.value.what and "free some space" in caught.value.fix
 
 
 def test_saving_does_not_change_the_trainer(trained: FsdpTrainer, fresh: FsdpTrainer, tmp_path: Path) -> None:
