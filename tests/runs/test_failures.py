@@ -101,10 +101,16 @@ def test_everything_killed_then_resumed(run):
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    run.resume().wait()
+    run.resume(f"steps={STEPS + 1}", "trainer.lr=0.0005", "env.workers=1").wait()
     status = run.status()
-    assert status["state"] == "finished" and status["step"] == STEPS and status["attempt"] == 2
-    check_exactly_once(run)
+    assert status["state"] == "finished" and status["step"] == STEPS + 1 and status["attempt"] == 2
+    (change,) = status["changes"]
+    assert change["keys"]["steps"] == [STEPS, STEPS + 1] and set(change["keys"]) == {
+        "steps",
+        "trainer.lr",
+        "env.workers",
+    }
+    check_exactly_once(run, steps=STEPS + 1)
 
 
 def test_cancelled_saves_and_can_be_resumed(run):

@@ -108,7 +108,7 @@ def job_states(run: Submitted, job: int) -> set[str]:
 
 
 def a_requeued_run_that_waits_can_be_cancelled(run: Submitted) -> None:
-    starts, job = len(run.begun()), run.job
+    starts, job, attempt = len(run.begun()), run.job, run.run.last_attempt()
     run.cluster.slurm.run("scontrol", "requeue", str(job))
     run.until_state("pending")
     done = cli("cancel", str(run.run.path))
@@ -116,7 +116,7 @@ def a_requeued_run_that_waits_can_be_cancelled(run: Submitted) -> None:
     assert job_states(run, job) == {"CANCELLED"} and not run.processes()
     assert cli("resume", str(run.run.path)).returncode == 0
     run.until_begun(starts + 1)
-    run.until_state("running", attempt=run.run.last_attempt() + 1)
+    run.until_state("running", attempt=attempt + 1)
 
 
 def scancel_leaves_nothing(run: Submitted) -> None:

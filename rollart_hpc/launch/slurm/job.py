@@ -102,7 +102,7 @@ class Job:
         if state is RunState.DRAINED:
             return self._requeue(reason)
         self._end(state, reason)
-        if state is RunState.CANCELLED and not self.once:
+        if record.is_cancelled(record.read(self.run)) and not self.once:
             end_as_cancelled(self.slurm, self.allocation.leader)
         return ExitCode.DRAINED
 

@@ -147,7 +147,10 @@ def is_over(row: JobRow) -> bool:
 
 
 def end_as_cancelled(slurm: Slurm, leader: int) -> None:
-    """For a job whose supervisor has done everything and would exit with a code that Slurm takes for a failure."""
+    """For a job that its user cancelled: the exit code of its supervisor would be a failure to Slurm.
+
+    Never for a job that only looks cancelled: after the loss of a node Slurm is about to requeue it.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with suppress(SlurmError):
         slurm.ask("scancel", str(leader))
