@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
@@ -10,6 +12,7 @@ from rollart_hpc.config import packaged
 from rollart_hpc.config.load import load, load_all, load_site
 from rollart_hpc.config.modes import Mode
 from rollart_hpc.config.resolved import read_resolved, write_resolved
+from rollart_hpc.config.schema import TaskConfig
 from rollart_hpc.errors import ConfigError, SiteError, UserError
 
 Write = Callable[[str, str], Path]
@@ -229,6 +232,13 @@ def test_the_resolved_file_is_all_that_is_needed(write: Write, tmp_path: Path) -
     with pytest.raises(UserError, match=r"does not know: trainer\.megatron"):
         read_resolved(path)
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_resolved_file_holds_every_default(tmp_path: Path) -> None:
+    """A new default of a later version must not change a run that exists."""
+    write_resolved(tmp_path / "config.yaml", load("quickstart"))
+    written = msgspec.yaml.decode((tmp_path / "config.yaml").read_bytes())
+    assert set(written["tasks"]["sorting"]) == {field.name for field in fields(TaskConfig)}
 
 
 def test_a_damaged_resolved_file_is_the_machines_fault(tmp_path: Path) -> None:

@@ -126,3 +126,12 @@ def test_the_site_is_the_command_line_s_else_the_run_file_s(write: Write) -> Non
 def test_free_options_of_a_run_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"job\.sbatch\.partition: set by the plan"):
         load("quickstart", ["job.sbatch.partition=x"])
+
+
+def test_other_clusters_are_refused_because_nothing_would_find_the_job_again() -> None:
+    with pytest.raises(ConfigError, match=r"job\.sbatch\.clusters: jobs go to the cluster of this login node only"):
+        load("quickstart", ["job.sbatch.clusters=other"])
+
+
+def test_the_quickstart_asks_a_cluster_for_an_hour() -> None:
+    assert load("quickstart").job.time_minutes == 60
