@@ -294,11 +294,9 @@ def test_mistakes_of_every_kind_in_every_file_are_reported_at_once_with_their_li
         (f"site {site}: classes.h800.partitoin: unknown key", "[s.yaml, line 5]"),
         (f"site {site}: network.ports: 'all'", "[s.yaml, line 2]"),
         (f"site {site}: classes.cpu.gpus: 0, but gres or gpu names a GPU", "[s.yaml, line 6]"),
-        (f"site {site}: serves.compute: not set", ""),
-        (f"site {site}: serves.bandwidth: not set", ""),
     ):
         assert [one for one in found if one.startswith(start) and one.endswith(end)], (start, found)
-    assert len(found) == 12, found
+    assert len(found) == 10, found
 
 
 def test_files_that_can_not_be_read_are_reported_with_the_others(write: Write) -> None:

@@ -100,10 +100,11 @@ def test_whole_nodes_are_counted_whole(how: str) -> None:
     assert {c.hardware: (c.num_gpus, c.num_cpus) for c in plan.components} == {
         "cpu": (0, 16), "h800": (8, 16), "h20": (8, 16),
     }  # fmt: skip
-    assert plan.gpu_hours == 32 and plan.cost == pytest.approx(2 * 8 * (2.85 + 1.0))
+    hours = plan.time_minutes / 60
+    assert plan.gpu_hours == 16 * hours and plan.cost == pytest.approx(hours * 8 * (2.85 + 1.0))
     site.sbatch, config.job.sbatch = {"exclusive": "user"}, {}
     if how != "class":
-        assert make_plan(config, site).gpu_hours == 6, "other values share the nodes"
+        assert make_plan(config, site).gpu_hours == 3 * hours, "other values share the nodes"
 
 
 # --- any site, any run -------------------------------------------------------------------------
