@@ -25,18 +25,18 @@ FOLLOW_S = 0.5
 def logs(args: argparse.Namespace) -> int:
     run = open_run_dir(args.run_dir)
     readers: dict[Path, LogReader] = {}
+    steps = Follower(run)  # before anything is shown: what happens meanwhile is new
     shown = _show_new(run, args.role, readers)
     if args.role and not readers:
         raise UserError(f"no process of {run.path} is called {args.role!r}", f"its processes: {_names(run)}")
     if not shown and not args.follow:
         print("no logs yet", file=sys.stderr)
     if args.follow:
-        _follow(run, args.role, readers, launcher_of_run(run).watch(run))
+        _follow(run, args.role, readers, launcher_of_run(run).watch(run), steps)
     return 0
 
 
-def _follow(run: RunDir, role: str | None, readers: dict[Path, LogReader], watch: Watch) -> None:
-    steps = Follower(run)
+def _follow(run: RunDir, role: str | None, readers: dict[Path, LogReader], watch: Watch, steps: Follower) -> None:
     while True:
         status = watch.look()
         is_over = watch.is_over(status)
@@ -95,7 +95,7 @@ class LogReader:
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
-            return  # a warm step has become a role: its log was renamed
+            return  # it was moved or removed
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
         for line in complete.decode(errors="replace").splitlines():
