@@ -102,8 +102,13 @@ def _deterministic(config: RunConfig) -> Iterator[str]:
 
 
 def _processes(config: RunConfig) -> Iterator[str]:
-    if sum(pool.engines for pool in config.pools.values()) == 0:
+    if sum(pool.engines + pool.elastic.max for pool in config.pools.values()) == 0:
         yield "pools: no engines; set engines of at least one pool to 1 or more"
+    for name, pool in config.pools.items():
+        if pool.elastic.min > pool.elastic.max:
+            yield f"pools.{name}.elastic.min: {pool.elastic.min} is more than max ({pool.elastic.max}); change one"
+    if config.launch.mode == "jobs" and config.weights.collective == "mpi":
+        yield "launch.mode: jobs, but an MPI world can't span jobs; set weights.collective=gloo, or launch.mode=het"
     timeouts = config.timeouts
     if timeouts.silence_s < 2 * timeouts.heartbeat_s:
         yield (

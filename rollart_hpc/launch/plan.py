@@ -7,8 +7,9 @@
     each node that makes or uses weights also has a relay: relay-NODE
 
 On one machine the nodes of the plan are the needs themselves: they share the host, but each has its own relay and
-weight store, like a real node. On a cluster a node is CLASS-I, e.g. `h800-0`: the I-th node of the component of that
-hardware class.
+weight store, like a real node. On a cluster a node is CLASS-I, e.g. `h800-0`: the I-th node of that hardware class.
+Processes that share a job are packed together (`launch.lots`): all of a class, or with `launch.mode: jobs` the trainer
+and the engines apart.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from typing import Protocol
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import HardwareClass, SiteConfig
 from rollart_hpc.errors import UserError
-from rollart_hpc.hardware import CLASSES, COMPUTE, CPU
+from rollart_hpc.hardware import COMPUTE, CPU
 from rollart_hpc.launch.devices import assign_devices
+from rollart_hpc.launch.lots import Lot, lots_of, separate
 from rollart_hpc.launch.packing import Needs, Pack, pack
 from rollart_hpc.launch.planned import CONTROLLER, Component, Plan, Proc
 
@@ -35,17 +37,38 @@ WORK_S = 120  # minimum time of a job before its last checkpoint; Slurm's signal
 def make_plan(config: RunConfig, site: SiteConfig | None = None) -> Plan:
     if site is None or site.launcher == "local":
         return _local_plan(config)
-    if config.reward.elastic.max_workers and not site.submit_from_compute:
-        raise UserError(
-            f"elastic workers are submitted by the run's job, but site {site.name} has submit_from_compute: false",
-            "set reward.elastic.max_workers=0 and reward.workers=N",
-        )
+    _need_submission(config, site)
     wanted = (_controller(config), *_trainers(config, site), *_engines(config, site), *_on_cpu(config))
-    needed = {proc.hardware for proc in wanted}
-    used = list(dict.fromkeys(site.serving(need) for need in CLASSES if need in needed))
-    components = [_component(i, name, config, site, wanted) for i, name in enumerate(used)]
+    lots = lots_of(config, site, wanted, tuple(_elastic(config, site)))
+    minutes = _time_minutes(config, site, list(dict.fromkeys(lot.hardware for lot in lots if not lot.job)))
+    components: list[Component] = []
+    for lot in lots:
+        num_before = sum(len(known.nodes) for known in components if known.hardware == lot.hardware)
+        component = _component(len(components), lot, num_before, config, site)
+        if lot.job:
+            component = replace(component, minutes=_time_minutes(config, site, [lot.hardware], minutes))
+        components += separate(component) if lot.is_split else [component]
     procs = tuple(proc for component in components for proc in component.procs)
-    return Plan(procs, tuple(components), _time_minutes(config, site, used))
+    return Plan(procs, tuple(components), minutes)
+
+
+def _need_submission(config: RunConfig, site: SiteConfig) -> None:
+    """Some jobs are submitted by the run's own job."""
+    if site.submit_from_compute:
+        return
+    fixes = {
+        "elastic workers": ("set reward.elastic.max_workers=0 and reward.workers=N", config.reward.elastic.max_workers),
+        "elastic engines": (
+            "set pools.NAME.elastic.max=0 and pools.NAME.engines=N",
+            any(pool.elastic.max for pool in config.pools.values()),
+        ),
+        "jobs of trainer and engines": ("set launch.mode=het", config.launch.mode == "jobs"),
+    }
+    for what, (fix, is_asked_for) in fixes.items():
+        if is_asked_for:
+            raise UserError(
+                f"{what} are submitted by the run's job, but site {site.name} has submit_from_compute: false", fix
+            )
 
 
 # --- on one machine ----------------------------------------------------------------------------
@@ -60,21 +83,22 @@ def _local_plan(config: RunConfig) -> Plan:
 # --- on a cluster ------------------------------------------------------------------------------
 
 
-def _component(index: int, name: str, config: RunConfig, site: SiteConfig, wanted: tuple[Proc, ...]) -> Component:
-    own = site.classes[name]
-    mine = [_on_cores(proc, own) for proc in wanted if site.serving(proc.hardware) == name]
+def _component(index: int, lot: Lot, first_node: int, config: RunConfig, site: SiteConfig) -> Component:
+    name, own = lot.hardware, site.classes[lot.hardware]
+    mine = [_on_cores(proc, own) for proc in lot.procs]
     relay = _needs(config.weights).on_cores(own.threads_per_core) if _has_relays(config) else Needs()
     node = Needs(own.cpus, own.gpus, own.memory_gb or float("inf"))
     packs = [Pack(p.name, p.needs, brings=relay if _holds_weights(p) else Needs()) for p in mine]
     reserved = SUPERVISOR_NEEDS.on_cores(own.threads_per_core) if index == 0 else Needs()
-    where, per_node = pack(packs, node, own.max_nodes, reserved, f"class {name} (partition {own.partition})")
-    nodes = tuple(NODE.format(hardware=name, index=i) for i in range(max(where.values()) + 1))
+    max_nodes = 0 if lot.is_split else own.max_nodes
+    where, per_node = pack(packs, node, max_nodes, reserved, f"class {name} (partition {own.partition})")
+    nodes = tuple(NODE.format(hardware=name, index=first_node + i) for i in range(max(where.values()) + 1))
     placed = [replace(proc, node=nodes[where[proc.name]]) for proc in mine]
     if _has_relays(config):
         placed += [_on_cores(proc, own) for proc in _relays(config, placed)]
     hourly = site.gpu(name).cost * len(nodes) * (per_node.gpus if own.gpus else 1)
     asked = Needs(per_node.cpus, per_node.gpus, per_node.memory_gb if own.memory_gb else 0.0)
-    return Component(index, name, own.partition, nodes, asked, assign_devices(placed), hourly)
+    return Component(index, name, own.partition, nodes, asked, assign_devices(placed), hourly, lot.job, 0, lot.pool)
 
 
 def _on_cores(proc: Proc, own: HardwareClass) -> Proc:
@@ -82,10 +106,10 @@ def _on_cores(proc: Proc, own: HardwareClass) -> Proc:
     return replace(proc, needs=proc.needs.on_cores(own.threads_per_core))
 
 
-def _time_minutes(config: RunConfig, site: SiteConfig, used: list[str]) -> int:
+def _time_minutes(config: RunConfig, site: SiteConfig, used: list[str], otherwise: int = 0) -> int:
     """One limit for all components: Slurm's are independent, and a part of the job could end before the rest."""
     limits = [site.classes[name].max_minutes for name in used]
-    known = [minutes for minutes in (config.job.time_minutes, *limits) if minutes]
+    known = [minutes for minutes in (config.job.time_minutes, *limits) if minutes] or [otherwise] * bool(otherwise)
     if not known:
         raise UserError(
             f"no time limit: neither the run nor the classes {', '.join(used)} of site {site.name} set one",
@@ -121,6 +145,14 @@ def _engines(config: RunConfig, site: SiteConfig | None = None) -> Iterator[Proc
         needs = _needs(config.engine, _gpus(site, pool, config.engine.device, settings.tensor_parallel))
         for i in range(settings.engines):
             yield Proc(f"engine-{pool}-{i}", "engine", pool, pool, pool=pool, needs=needs)
+
+
+def _elastic(config: RunConfig, site: SiteConfig) -> Iterator[Proc]:
+    """Engines that may join in addition, as many as there may be at once."""
+    for pool, settings in config.pools.items():
+        needs = _needs(config.engine, _gpus(site, pool, config.engine.device, settings.tensor_parallel))
+        for i in range(settings.elastic.max):
+            yield Proc(f"engine-{pool}-elastic-{i}", "engine", pool, pool, pool=pool, needs=needs)
 
 
 def _trainers(config: RunConfig, site: SiteConfig | None = None) -> Iterator[Proc]:
