@@ -43,7 +43,7 @@ def test_an_installed_wheel_finds_its_files_from_anywhere(tmp_path: Path) -> Non
     assert "no problems" in done.stdout
     code = (
         "from rollart_hpc.config import packaged; print(packaged.directory('runs'));"
-        "from rollart_hpc.devcluster.layout import templates; print(templates())"
+        "from rollart_hpc.devcluster.topology import templates; print(templates())"
     )
     where = subprocess.run(
         [sys.executable, "-c", code],
@@ -55,4 +55,5 @@ def test_an_installed_wheel_finds_its_files_from_anywhere(tmp_path: Path) -> Non
     )
     package = target / "rollart_hpc"
     assert where.stdout.split("\n")[:2] == [str(package / "configs" / "runs"), str(package / "slurm" / "devcluster")]
-    assert {path.name for path in (package / "slurm" / "devcluster").iterdir()} >= {"slurm.conf", "topology.toml"}
+    files = package / "slurm" / "devcluster"
+    assert (files / "slurm.conf").is_file() and (files / "layouts" / "default.toml").is_file()

@@ -13,7 +13,7 @@ from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.files import make_directory, write_atomic
 from rollart_hpc.launch import finding
 from rollart_hpc.launch.sites.compare import compare
-from rollart_hpc.launch.sites.describe import choose, class_name, describe
+from rollart_hpc.launch.sites.describe import choose, class_name, describe, named
 from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.launch.slurm.inventory import read_inventory
 from rollart_hpc.vocabulary import ExitCode
@@ -38,7 +38,7 @@ def init(args: argparse.Namespace) -> int:
     write_atomic(path, text)
     load_site(path)
     site = path if args.output else name
-    print(f"wrote {path}: {', '.join(class_name(c.hardware) for c in chosen)}")
+    print(f"wrote {path}: {', '.join(named(chosen))}")
     print(f"  review the guesses, then:  rollart-hpc doctor --site {site}")
     print(f"  then train something:      rollart-hpc submit quickstart --site {site}")
     return 0

@@ -14,7 +14,7 @@ from rollart_hpc.config import packaged
 from rollart_hpc.config.load import load_site
 from rollart_hpc.errors import RollartError
 from rollart_hpc.launch.slurm.queue import RUNNING
-from rollart_hpc.launch.slurm.record import BadNode, Ended, GoodNode
+from rollart_hpc.launch.slurm.record import AvoidedNodes, BadNode, Ended, GoodNode
 from rollart_hpc.launch.slurm.record import read as read_records
 from rollart_hpc.launch.status import RunStatus, gpu_hours, is_on_cluster, run_status
 from rollart_hpc.rundir import RunDir, newest_run_dir, open_run_dir
@@ -63,9 +63,11 @@ def job_lines(run: RunDir, current: RunStatus) -> list[str]:
             why = f": {record.reason}" if record.reason else ""
             lines.append(f"job {record.job}, start {record.restart + 1}: {record.state}{why}")
         elif isinstance(record, BadNode):
-            lines.append(f"node {record.host} is excluded: {record.reason}")
+            lines.append(f"node {record.host} is bad: {record.reason}")
         elif isinstance(record, GoodNode):
             lines.append(f"node {record.host} is usable again")
+        elif isinstance(record, AvoidedNodes):
+            lines.append(f"nodes avoided from then on: {', '.join(record.hosts) or 'none'}")
     for name, used in current.gpu_hours.items():
         lines.append(f"GPU-hours on {name}: {used.given:.3f}, {used.idle:.3f} of them idle")
     return lines

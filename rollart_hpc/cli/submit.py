@@ -21,7 +21,7 @@ from rollart_hpc.launch.plan_file import settle_plan
 from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.launch.slurm.follow import follow
 from rollart_hpc.launch.slurm.nodes import note_nodes
-from rollart_hpc.launch.slurm.record import bad_hosts
+from rollart_hpc.launch.slurm.record import avoided_hosts
 from rollart_hpc.launch.slurm.record import read as read_records
 from rollart_hpc.launch.slurm.submit import Request, check_request, submit_again
 from rollart_hpc.launch.slurm.submit import submit as submit_request
@@ -66,15 +66,15 @@ def _request(loaded: Loaded, run_dir: str | None) -> Request:
 
 
 def resume_job(run: RunDir) -> int:
-    """Resume a run whose job has ended. Excludes nodes that failed it and are still bad."""
+    """Resume a run whose job has ended. Excludes nodes that failed it repeatedly."""
     slurm = Slurm()
     config, site = read_resolved(run.config), read_site(run.site)
     if has_finished(run):
         raise UserError(f"{run.path} has finished all {config.steps} steps", "start a new run")
     note_nodes(run, slurm, (), _say)
-    bad = bad_hosts(read_records(run))
+    avoided = avoided_hosts(read_records(run))
     for name, own in site.classes.items():
-        own.exclude = ",".join(dict.fromkeys([host for host in (site.options(name).exclude, *bad) if host]))
+        own.exclude = ",".join(dict.fromkeys([host for host in (site.options(name).exclude, *avoided) if host]))
     request = Request(run, config, site, settle_plan(run))
     check_request(request, slurm)
     print(f"job {submit_again(request, slurm, _say)} submitted")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rollart_hpc.devcluster import cluster as clusters
 from rollart_hpc.devcluster.layout import default_directory
+from rollart_hpc.devcluster.topology import DEFAULT, MOST_NODES
 from rollart_hpc.errors import RollartError, UserError
 from rollart_hpc.launch.slurm.commands import clean_environment
 
@@ -32,6 +33,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     up = _add(commands, "up", "start it; installs munge and Slurm with apt-get if they are missing")
+    kinds = "its nodes and partitions: a name in slurm/devcluster/layouts, or a TOML file like those (%(default)s)"
+    up.add_argument("--layout", default=DEFAULT, metavar="NAME|FILE", help=kinds)
+    many = f"nodes in all, up to {MOST_NODES}, shared out as in the layout; default: as many as it says"
+    up.add_argument("--nodes", type=int, default=0, metavar="N", help=many)
     up.add_argument("--accounting", action="store_true", help="with sacct and limits: slurmdbd and MariaDB")
     up.add_argument("--user", action="append", default=[], metavar="NAME", help="an ordinary user who may run jobs")
     reach = "a directory that ordinary users must reach, below one that is closed to them"
@@ -54,7 +59,14 @@ def _add(
 
 
 def up(args: argparse.Namespace) -> int:
-    made = clusters.up(args.dir, accounting=args.accounting, user_names=args.user, exposed=args.expose)
+    made = clusters.up(
+        args.dir,
+        layout_name=args.layout,
+        node_count=args.nodes,
+        accounting=args.accounting,
+        user_names=args.user,
+        exposed=args.expose,
+    )
     option = "" if args.dir == default_directory() else f" --dir {shlex.quote(str(args.dir))}"
     print(f"a development cluster is up in {made.files.path}", file=sys.stderr)
     print(f'  use it:  eval "$(launchers/devcluster env{option})"\n  end it:  launchers/devcluster down{option}',

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollart_hpc.devcluster import layout, packages, users
+from rollart_hpc.devcluster import layout, packages, topology, users
 from rollart_hpc.devcluster.daemons import Daemons
 from rollart_hpc.devcluster.namespace import Holder, read_holder, start_holder
 from rollart_hpc.errors import SiteError, UserError
@@ -72,7 +72,7 @@ class Cluster:
         if name == "slurmctld":
             daemons.controller()
         else:
-            daemons.node(name.removeprefix("slurmd-"))
+            daemons.nodes([name.removeprefix("slurmd-")])
 
     def down(self) -> None:
         """End every daemon and every process of every job, then remove the directory."""
@@ -91,7 +91,13 @@ def find(directory: Path) -> Cluster | None:
 
 
 def up(
-    directory: Path, *, accounting: bool = False, user_names: Sequence[str] = (), exposed: Sequence[Path] = ()
+    directory: Path,
+    *,
+    layout_name: str = topology.DEFAULT,
+    node_count: int = 0,
+    accounting: bool = False,
+    user_names: Sequence[str] = (),
+    exposed: Sequence[Path] = (),
 ) -> Cluster:
     """Start a cluster. If that fails, end what was started."""
     reason = packages.why_not()
@@ -103,15 +109,15 @@ def up(
             f"a development cluster is already up in {directory}",
             "use it (`devcluster env`), end it (`devcluster down`), or choose another --dir for a second one",
         )
+    described = topology.read_topology(layout_name, node_count)
     clear(directory)
     packages.install(accounting=accounting)
-    nodes = layout.make_nodes()
-    files = layout.make_files(directory, nodes)
-    layout.write_configuration(files, nodes, accounting=accounting)
-    layout.make_devices(files, nodes)
+    files = layout.make_files(directory, described.nodes)
+    layout.write_configuration(files, described, accounting=accounting)
+    layout.make_devices(files, described.nodes)
     cluster = Cluster(files, start_holder(files.holder))
     try:
-        _start(cluster, nodes, accounting, user_names, exposed)
+        _start(cluster, described.nodes, accounting, user_names, exposed)
     except BaseException:
         cluster.holder.end()  # the directory stays, because its logs say why
         raise
@@ -128,7 +134,7 @@ def clear(directory: Path) -> bool:
 
 
 def _start(
-    cluster: Cluster, nodes: list[layout.Node], accounting: bool, names: Sequence[str], exposed: Sequence[Path]
+    cluster: Cluster, nodes: list[topology.Node], accounting: bool, names: Sequence[str], exposed: Sequence[Path]
 ) -> None:
     daemons = Daemons(cluster.files, cluster.holder)
     made = users.make_users(cluster.files, names, daemons.run) if names else []
@@ -138,8 +144,7 @@ def _start(
     if accounting:
         daemons.database()
     daemons.controller()
-    for node in nodes:
-        daemons.node(node.name)
+    daemons.nodes([node.name for node in nodes])
     daemons.wait_for_nodes(nodes)
     if accounting:
         _make_accounts(cluster, [user.name for user in made])

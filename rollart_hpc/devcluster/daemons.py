@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rollart_hpc.devcluster.layout import ClusterFiles, Node
+from rollart_hpc.devcluster.layout import ClusterFiles
 from rollart_hpc.devcluster.namespace import Holder
 from rollart_hpc.devcluster.packages import SEARCH
+from rollart_hpc.devcluster.topology import Node
 from rollart_hpc.errors import SiteError
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError, clean_environment
 
@@ -72,8 +73,11 @@ class Daemons:
         slurm = Slurm(self._files.conf, limit_s=10)
         self._until(lambda: _answers(slurm, "sinfo", "-h"), "slurmctld", self._files.logs / "slurmctld.log")
 
-    def node(self, name: str) -> None:
-        self.run("slurmd", "-N", name)
+    def nodes(self, names: Sequence[str]) -> None:
+        """One shell starts them all: entering the namespaces for each would take longer than slurmd itself."""
+        self.run(
+            "sh", "-c", 'for name; do slurmd -N "$name" || exit; done', "sh", *names, limit_s=_LIMIT_S + len(names)
+        )
 
     def wait_for_nodes(self, nodes: Sequence[Node]) -> None:
         slurm = Slurm(self._files.conf, limit_s=10)

@@ -1,6 +1,7 @@
-"""The files, nodes and configuration of a development cluster.
+"""The files and the configuration of a development cluster.
 
-Python decides nodes, ports and paths; the templates are in slurm/devcluster. Starts nothing.
+Python decides ports and paths; nodes and partitions come from `topology`, the templates are in slurm/devcluster.
+Starts nothing.
 
 Other users can pass through the directory (0711), because jobs of ordinary users need munge's socket, the spool
 directory and the configuration. Keys, state, logs and the database are in `private` (0700).
@@ -9,33 +10,18 @@ directory and the configuration. Keys, state, logs and the database are in `priv
 from __future__ import annotations
 
 import os
-import random
 import re
 import socket
-import tomllib
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.devcluster.topology import Node, Partition, Topology, free_ports, templates
+from rollart_hpc.errors import UserError
 from rollart_hpc.files import write_json
 
-_PACKAGE = Path(__file__).resolve().parent.parent
-_TEMPLATES = (_PACKAGE / "slurm" / "devcluster", _PACKAGE.parent / "slurm" / "devcluster")  # installed, checkout
-_PORTS = range(20000, 32000)  # below the ephemeral ports of the OS
 _PLAIN = re.compile(r"[A-Za-z0-9/._-]+")  # slurm.conf has no quoting
 _LONGEST_SOCKET = 100  # the kernel allows 108 bytes
-
-
-@dataclass(frozen=True)
-class Node:
-    name: str
-    cpus: int
-    memory_mb: int
-    gpu: str
-    gpus: int
-    port: int
 
 
 @dataclass(frozen=True)
@@ -133,45 +119,9 @@ def _refuse_foreign(path: Path) -> None:
         raise UserError(f"{path} is not empty", "choose another --dir, or remove it")
 
 
-def templates() -> Path:
-    for directory in _TEMPLATES:
-        if directory.is_dir():
-            return directory
-    raise SiteError("the installation has no slurm/devcluster", "install rollart-hpc again, or use a checkout")
-
-
-def make_nodes() -> list[Node]:
-    """The nodes of topology.toml, each with a free port."""
-    kinds = tomllib.loads((templates() / "topology.toml").read_text())["nodes"]
-    wanted = [(kind, i) for kind in kinds for i in range(1, kind["count"] + 1)]
-    ports = free_ports(len(wanted))
-    return [
-        Node(f"{kind['prefix']}{i}", kind["cpus"], kind["memory_mb"], kind.get("gpu", ""), kind.get("gpus", 0), port)
-        for (kind, i), port in zip(wanted, ports)
-    ]
-
-
-def free_ports(count: int) -> list[int]:
-    """Unused ports of 127.0.0.1. They are not reserved, so another process may take them first."""
-    found: list[int] = []
-    with ExitStack() as stack:
-        for port in random.sample(_PORTS, len(_PORTS)):
-            if len(found) == count:
-                break
-            probe = stack.enter_context(socket.socket())
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-            found.append(port)
-    if len(found) < count:
-        what = f"fewer than {count} free ports in {_PORTS.start}-{_PORTS.stop - 1}"
-        raise SiteError(what, "end some of the processes that listen there")
-    return found
-
-
-def write_configuration(files: ClusterFiles, nodes: list[Node], *, accounting: bool) -> None:
+def write_configuration(files: ClusterFiles, topology: Topology, *, accounting: bool) -> None:
     """slurm.conf, gres.conf and, with accounting, slurmdbd.conf."""
+    nodes = topology.nodes
     controller_port, database_port = free_ports(2)
     fields: dict[str, object] = {
         "host": socket.gethostname(),
@@ -182,6 +132,7 @@ def write_configuration(files: ClusterFiles, nodes: list[Node], *, accounting: b
         "spool": files.spool,
         "tmp": files.tmp,
         "nodes": "\n".join(_node_line(node) for node in nodes),
+        "partitions": "\n".join(_partition_line(partition) for partition in topology.partitions),
     }
     fields["accounting"] = _render("accounting-on.conf" if accounting else "accounting-off.conf", fields)
     _write(files.conf, _render("slurm.conf", fields), 0o644)
@@ -194,11 +145,9 @@ def write_configuration(files: ClusterFiles, nodes: list[Node], *, accounting: b
 def make_devices(files: ClusterFiles, nodes: list[Node]) -> None:
     """Fake GPUs: Slurm needs character devices, so each is a copy of /dev/null."""
     null = os.stat(os.devnull).st_rdev
-    for kind in {(node.gpu, node.gpus) for node in nodes if node.gpus}:
-        for i in range(kind[1]):
-            device = files.devices / f"{kind[0]}_{i}"
-            os.mknod(device, 0o020666, null)
-            device.chmod(0o666)
+    for name in sorted({f"{node.gpu}_{i}" for node in nodes for i in range(node.gpus)}):
+        os.mknod(files.devices / name, 0o020666, null)
+        (files.devices / name).chmod(0o666)
 
 
 def _node_line(node: Node) -> str:
@@ -207,6 +156,11 @@ def _node_line(node: Node) -> str:
         f"NodeName={node.name} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 Port={node.port} "
         f"CPUs={node.cpus} RealMemory={node.memory_mb} State=UNKNOWN{gres}"
     )
+
+
+def _partition_line(partition: Partition) -> str:
+    options = "".join(f" {name}={value}" for name, value in partition.options.items())
+    return f"PartitionName={partition.name} Nodes={partition.nodes}{options}"
 
 
 def _gres_line(files: ClusterFiles, node: Node) -> str:

@@ -139,8 +139,9 @@ class ForkServer:
                 os._exit(1)
             os.setsid()
             signal.set_wakeup_fd(-1)
-            for each in (signal.SIGCHLD, signal.SIGTERM):
-                signal.signal(each, signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            # Slurm sends SIGTERM to all processes of a job. Trajectories must not fail while a checkpoint is saved, so
+            # our handler, which does nothing, stays. An ignored signal would pass to what an environment starts.
             self._selector.close()
             for held in (self._control, self._wake_in, self._wake_out):
                 held.detach()  # closed by number below; the objects must not close a reused descriptor later

@@ -31,6 +31,7 @@ class Admission:
         self.num_groups = 0
         self.next_index: Counter[str] = Counter()  # next group index of each task; it decides the seeds
         self.is_due = True  # something changed since the last call
+        self.is_ending = False  # the run ends: no task is quarantined for what fails now
         self._taken_back: set[tuple[str, int]] = set()  # (task, index) of groups that a checkpoint kept
         self._completed = 0
         self._num_alive: Counter[str] = Counter()  # groups of each task
@@ -152,7 +153,7 @@ class Admission:
 
     def _quarantine_if(self, task: str, failures: Counter[str], what: str) -> None:
         tally = self.tally.tasks[task]
-        if failures[task] < self.rules.quarantine_after or tally.quarantined:
+        if failures[task] < self.rules.quarantine_after or tally.quarantined or self.is_ending:
             return
         tally.quarantined = True
         tally.quarantine_reason = f"{failures[task]} {what}"

@@ -72,6 +72,7 @@ class Core:
             ev.Published: self._published, ev.Held: self._held, ev.TransferReady: self._transfer_ready,
             ev.TransferFailed: self._transfer_failed, ev.TransferSent: self._transfer_sent,
             ev.Installed: self._installed, ev.InstallFailed: self._install_failed, ev.DrainWanted: self._drain_wanted,
+            ev.EndNear: self._end_near,
         }  # fmt: skip
         if saved is not None:
             self._restore(saved)
@@ -394,10 +395,14 @@ class Core:
 
     def _drain_wanted(self, event: ev.DrainWanted) -> None:
         self.draining = event.reason
+        self.admission.is_ending = True
         if event.at_once or self.publisher.trainer is None:
             self._stop(RunState.DRAINED, event.reason)
         elif self.saved_version != self.version:
             self._save()
+
+    def _end_near(self, _: ev.EndNear) -> None:
+        self.admission.is_ending = True
 
     def _finish_if_done(self) -> None:
         if self.stopped or self.saving is not None or self.publisher.trainer is None:

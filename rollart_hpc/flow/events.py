@@ -146,6 +146,10 @@ class DrainWanted(Fact):
     at_once: bool = False  # without a checkpoint
 
 
+class EndNear(Fact):
+    """A process got SIGTERM: the machine ends the job, so failures from now on say nothing about tasks."""
+
+
 class Tick(Fact):
     now: float
 
@@ -157,7 +161,7 @@ class GoOn(Fact):
 Event = (
     Joined | Lost | TurnWanted | Generated | Prefilled | PrefixMissing | Ended | Scored | ScoreFailed | BatchWanted
     | Committed | Saved | Published | Held | TransferReady | TransferFailed | TransferSent | Installed | InstallFailed
-    | DrainWanted | Tick | GoOn
+    | DrainWanted | EndNear | Tick | GoOn
 )  # fmt: skip
 
 # --- commands --------------------------------------------------------------------------------

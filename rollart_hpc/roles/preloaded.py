@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -46,6 +47,7 @@ def _fork(control: socket.socket, descriptors: list[int]) -> int:
     if pid == 0:
         os.environ[PARENT_VARIABLE] = str(parent)
         end_with_parent()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the role decides
         os.setsid()
         control.close()
         for target, descriptor in zip((1, 2), descriptors):
@@ -68,6 +70,7 @@ def _become(order: Fork) -> None:
 
 def main() -> None:
     end_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm sends it to all processes of a job; children still work
     control = socket.socket(fileno=int(sys.argv[1]))
     load(*sys.argv[2:])
     torch = sys.modules.get("torch")

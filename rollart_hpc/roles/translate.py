@@ -76,6 +76,8 @@ def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | Non
             return ev.InstallFailed(name, WeightsId(m.attempt, m.version))
         case ms.Drain():
             return ev.DrainWanted(m.reason, m.at_once)
+        case ms.Warned():
+            return ev.EndNear()
     return None
 
 

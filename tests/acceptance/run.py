@@ -4,6 +4,7 @@ python tests/acceptance/run.py quickstart [--seeds 0 1 2 3 4]
 python tests/acceptance/run.py modes
 python tests/acceptance/run.py slurm        # needs root on Debian or Ubuntu: it starts a development cluster
 python tests/acceptance/run.py backends     # likewise
+python tests/acceptance/run.py scale        # likewise, with 200 nodes: 12 GB of memory
 python tests/acceptance/run.py smollm2
 python tests/acceptance/run.py benches
 python tests/acceptance/run.py hub
@@ -28,6 +29,7 @@ from tests.acceptance.benches import benches
 from tests.acceptance.hub import hub
 from tests.acceptance.modes import modes
 from tests.acceptance.quickstart import quickstart
+from tests.acceptance.scale import scale
 from tests.acceptance.slurm import slurm
 from tests.acceptance.smollm2 import smollm2
 
@@ -45,6 +47,7 @@ def main() -> int:
             "modes": modes,
             "slurm": lambda: slurm(keep),
             "backends": lambda: backends(keep),
+            "scale": lambda: scale(keep),
             "smollm2": lambda: smollm2(keep),
             "benches": lambda: benches(keep),
             "hub": hub,

@@ -23,12 +23,12 @@ LIMIT = 1.3  # controller start to first step, over that of a local run
 
 
 @contextmanager
-def cluster(directory: Path) -> Iterator[None]:
+def cluster(directory: Path, *options: str) -> Iterator[None]:
     """A development cluster of our own, which every command of this process uses meanwhile."""
     devcluster = [str(ROOT / "launchers" / "devcluster")]
     place = ["--dir", str(directory)]
     environment = {**os.environ, "PYTHON": sys.executable}
-    subprocess.run([*devcluster, "up", *place], check=True, env=environment)
+    subprocess.run([*devcluster, "up", *place, *options], check=True, env=environment)
     try:
         said = subprocess.run(
             [*devcluster, "env", *place], check=True, env=environment, text=True, stdout=subprocess.PIPE

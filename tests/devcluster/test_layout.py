@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rollart_hpc.devcluster.cluster import up
-from rollart_hpc.devcluster.layout import make_files, make_nodes, write_configuration
+from rollart_hpc.devcluster.layout import make_files, write_configuration
+from rollart_hpc.devcluster.topology import read_topology
 from rollart_hpc.devcluster.users import closed_gate
 from rollart_hpc.errors import SiteError, UserError
 
@@ -19,25 +20,20 @@ def directory(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("c") / "d"
 
 
-def test_eight_nodes_with_ports_of_their_own() -> None:
-    nodes = make_nodes()
-    assert [node.name for node in nodes if node.gpus == 8] == ["h800n1", "h800n2", "h20n1", "h20n2"]
-    assert len({node.port for node in nodes}) == len(nodes) == 8
-
-
 @pytest.mark.parametrize("accounting", [False, True])
 def test_the_configuration_is_complete(directory: Path, accounting: bool) -> None:
-    nodes = make_nodes()
-    files = make_files(directory, nodes)
-    write_configuration(files, nodes, accounting=accounting)
+    topology = read_topology()
+    files = make_files(directory, topology.nodes)
+    write_configuration(files, topology, accounting=accounting)
     text = files.conf.read_text()
-    assert "$" not in text and all(f"NodeName={node.name} " in text for node in nodes)
+    assert "$" not in text and all(f"NodeName={node.name} " in text for node in topology.nodes)
+    assert "PartitionName=h800 Nodes=h800n[1-2] MaxTime=12:00:00\n" in text
     assert (directory / "slurmdbd.conf").exists() == accounting
     assert "Type=h20 File=" in (directory / "gres.conf").read_text()
 
 
 def test_others_pass_through_but_read_nothing_private(directory: Path) -> None:
-    files = make_files(directory, make_nodes())
+    files = make_files(directory, read_topology().nodes)
     assert [path.stat().st_mode & 0o777 for path in (files.path, files.private)] == [0o711, 0o700]
 
 

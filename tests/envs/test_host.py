@@ -288,3 +288,18 @@ def test_injected_trouble_reaches_processes(make: Make) -> None:
         assert driver.reset(task, task=task).kind == "turn"
         statuses[task] = driver.step(task, "x").status
     assert statuses == {"turns": "env_error", "crashes": "env_crashed", "hangs": "env_timeout"}
+
+
+def test_slurms_sigterm_ends_no_environment(make: Make) -> None:
+    """It reaches all processes of a job at once, and the run still has a checkpoint to save."""
+    driver = make()
+    for slot in "ab":
+        driver.reset(slot)
+    helper = int(driver.step("b", "orphan").observation)
+    driver.host.step("a", "sleep 0.5")
+    driver.host.reset("c", "odd", 5)
+    for pid in driver.host.processes.pids:
+        os.kill(pid, signal.SIGTERM)
+    assert driver.next("a").kind == driver.next("c").kind == driver.step("b", "hello").kind == "turn"
+    os.kill(helper, signal.SIGTERM)
+    wait_until_dead([helper])  # what an environment starts can be ended in the usual way

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.rules import TaskRules
@@ -166,3 +167,15 @@ def test_a_relay_whose_copy_is_bad_gets_one_from_another_relay():
     scene.take(ev.OfferTransfer)
     scene.do(ev.TransferFailed(0, "relay"), ev.Tick(1.0))
     assert [c.source for c in scene.take(ev.OfferTransfer)] == ["far"] and not scene.take(ev.PublishAgain)
+
+
+@pytest.mark.parametrize("end", [ev.EndNear(), ev.DrainWanted("SIGTERM")])
+def test_what_fails_while_the_run_ends_quarantines_no_task(end):
+    """Slurm's SIGTERM reaches what environments have started, before the run has saved its checkpoint."""
+    scene = Scene(quarantine_after=2)
+    plays = scene.take(ev.Play)
+    scene.do(end)
+    for play in plays:
+        scene.do(ev.Ended(play.trajectory, play.issue, DropReason.RESET_FAILED, 0, "killed by signal 15"))
+    assert not scene.core.tally.tasks["a"].quarantined and not scene.core.stopped
+    assert scene.core.tally.dropped[DropReason.RESET_FAILED] == len(plays) > 2

@@ -49,6 +49,10 @@ def test_a_heartbeat_is_no_event():
     assert event_of("e", ms.Heartbeat(0.0), []) is None
 
 
+def test_a_warned_process_tells_the_core_that_the_end_is_near():
+    assert event_of("env-0", ms.Warned("env-0"), []) == ev.EndNear()
+
+
 def test_weights_travel_as_attempt_and_version():
     assert message_of(ev.Install("e", WeightsId(2, 5))) == ("e", ms.Install(2, 5))
     assert event_of("r", ms.Held(2, 5, 100, 0.1), []) == ev.Held("r", WeightsId(2, 5))

@@ -13,6 +13,7 @@ import pytest
 from rollart_hpc.devcluster import cluster as clusters
 from rollart_hpc.devcluster.cluster import Cluster
 from rollart_hpc.errors import UserError
+from rollart_hpc.launch.slurm.limits import Limits
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = ROOT / "launchers" / "devcluster"
@@ -123,4 +124,6 @@ def test_accounting_knows_jobs_and_enforces_limits(accounting_cluster: Cluster) 
     def states() -> list[dict[str, str]]:
         return cluster.slurm.accounts("sacct", ["User", "Account", "State"], "--allusers", "-X", "--name=counted")
 
+    limits = Limits.read(cluster.slurm, "alice", "rollartdev")
+    assert [row["Account"] for row in limits.parents["dev"]] == ["dev", "root"] and "small" in limits.qos
     until(lambda: states() == [{"User": "alice", "Account": "dev", "State": "COMPLETED"}], "the job's record")

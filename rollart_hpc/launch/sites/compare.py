@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rollart_hpc.config.site import HardwareClass, SiteConfig
 from rollart_hpc.launch.finding import Finding, fail, good, note, warn
-from rollart_hpc.launch.sites.describe import known_gpu
+from rollart_hpc.launch.sites.gpu_names import is_slice, known_gpu
 from rollart_hpc.launch.slurm.inventory import Inventory, NodeKind, Partition
 from rollart_hpc.launch.slurm.unix_groups import is_open
 
@@ -115,7 +115,20 @@ def _sizes(name: str, own: HardwareClass, kinds: list[NodeKind]) -> Iterator[Fin
 
 
 def _figures(name: str, own: HardwareClass, kinds: list[NodeKind]) -> Iterator[Finding]:
-    known = {known_gpu(kind.gpu) for kind in kinds if kind.gpus} - {""}
+    types = sorted({kind.gpu for kind in kinds if kind.gpus} - {""})
+    if own.gpus and not own.gres and len(types) > 1:
+        yield warn(
+            f"class {name}",
+            f"gres: empty, and its nodes have GPUs of several types: {', '.join(types)}",
+            f"classes.{name}.gres: {types[0]}",
+        )
+    if own.gpu and any(is_slice(kind) for kind in types):
+        yield warn(
+            f"class {name}",
+            f"gpu: {own.gpu}, but Slurm offers slices of GPUs ({', '.join(types)}), which have other figures",
+            f"leave classes.{name}.gpu empty; set tflops and bandwidth_tb_s to those of a slice",
+        )
+    known = {known_gpu(kind) for kind in types} - {""}
     if own.gpu and known and own.gpu not in known:
         yield warn(
             f"class {name}",

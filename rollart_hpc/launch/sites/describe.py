@@ -6,14 +6,17 @@ no more privileged than needed, with the longest time limit.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import yaml
 
 from rollart_hpc.hardware import BANDWIDTH, COMPUTE, CPU, GPUS
+from rollart_hpc.launch.sites.gpu_names import is_slice, known_gpu
 from rollart_hpc.launch.slurm.inventory import Inventory, NodeKind, Partition
 from rollart_hpc.launch.slurm.unix_groups import is_open
 
@@ -33,7 +36,7 @@ class Candidate(NamedTuple):
 def describe(inventory: Inventory) -> str:
     """The text of a site file."""
     chosen = choose(inventory)
-    classes = {class_name(c.hardware): _class(c) for c in chosen}
+    classes = {name: _class(c) for name, c in named(chosen).items()}
     text = [
         f"# Cluster {inventory.cluster} (Slurm {inventory.version}), written by `rollart-hpc site init`.",
         "# Lines marked GUESS could not be read from Slurm: check them, then run rollart-hpc doctor --site THIS_FILE",
@@ -56,7 +59,19 @@ def choose(inventory: Inventory) -> list[Candidate]:
     best: dict[str, Candidate] = {}
     for candidate in sorted(candidates, key=_rank):
         best.setdefault(candidate.hardware, candidate)
-    return sorted(best.values(), key=lambda c: (c.hardware != CPU, c.hardware))
+    return sorted(best.values(), key=lambda c: (c.hardware != CPU, is_slice(c.hardware), c.hardware))
+
+
+def named(chosen: list[Candidate]) -> dict[str, Candidate]:
+    """By the names of their classes: short ones, unless two kinds of hardware would share one."""
+    short = Counter(class_name(c.hardware) for c in chosen)
+    found: dict[str, Candidate] = {}
+    for candidate in chosen:
+        name = class_name(candidate.hardware)
+        name = name if short[name] == 1 else plain_name(candidate.hardware)
+        same = (f"{name}-{i}" for i in itertools.count(2))
+        found[name if name not in found else next(n for n in same if n not in found)] = candidate
+    return found
 
 
 def _rank(candidate: Candidate) -> tuple[Any, ...]:
@@ -84,31 +99,33 @@ def _class(candidate: Candidate) -> dict[str, Any]:
     return values
 
 
-def known_gpu(kind: str) -> str:
-    """The GPU in our table that this name means: `nvidia_h800_80gb` is an h800. Empty if there is none.
-
-    >>> known_gpu("nvidia_h800_80gb"), known_gpu("gtx1080")
-    ('h800', '')
-    """
-    words = re.split(r"[^a-z0-9]+", kind.lower())
-    return next((name for name in GPUS if name in words), "")
-
-
 def serves(chosen: list[Candidate]) -> dict[str, str]:
     """Which class serves which need: the one with the most FLOPS trains and prefills, the one with the most memory
     bandwidth per FLOPS decodes."""
     if not chosen:
         return {}
-    gpus = [c for c in chosen if c.kind.gpus] or chosen
+    gpus = [c for c in chosen if c.kind.gpus and not is_slice(c.kind.gpu)]
+    gpus = gpus or [c for c in chosen if c.kind.gpus] or chosen
+    names = {c.hardware: name for name, c in named(chosen).items()}
     figures = {c.hardware: GPUS.get(known_gpu(c.kind.gpu)) for c in gpus}
     compute = max(gpus, key=lambda c: (f.tflops if (f := figures[c.hardware]) else 0.0, c.kind.num_nodes))
     bandwidth = max(gpus, key=lambda c: f.bandwidth_tb_s / f.tflops if (f := figures[c.hardware]) else 0.0)
     cpu = next((c for c in chosen if not c.kind.gpus), compute)
-    return {need: class_name(c.hardware) for need, c in ((CPU, cpu), (COMPUTE, compute), (BANDWIDTH, bandwidth))}
+    return {need: names[c.hardware] for need, c in ((CPU, cpu), (COMPUTE, compute), (BANDWIDTH, bandwidth))}
 
 
 def class_name(hardware: str) -> str:
-    return known_gpu(hardware) or re.sub(r"[^a-z0-9._-]", "-", hardware.lower())
+    return known_gpu(hardware) or plain_name(hardware)
+
+
+def plain_name(hardware: str) -> str:
+    """A name that YAML does not take for a number.
+
+    >>> plain_name("4090"), plain_name("NVIDIA A30")
+    ('gpu-4090', 'nvidia-a30')
+    """
+    name = re.sub(r"[^a-z0-9._-]", "-", hardware.lower())
+    return name if name[:1].isalpha() else f"gpu-{name}"
 
 
 def mpi_of(inventory: Inventory) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,7 +17,6 @@ from rollart_hpc.launch.slurm.budget import seconds
 from rollart_hpc.launch.slurm.commands import Slurm
 
 Record = dict[str, str]
-_GPU = re.compile(r"(?:^|,)gpu(?::(?P<kind>[A-Za-z_][^:,(]*))?:(?P<count>\d+)")
 _UNUSABLE = frozenset({
     "DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE", "INVALID_REG", "MAINT", "UNKNOWN",
 })  # fmt: skip
@@ -28,7 +27,7 @@ _MB_OF_GB = 1024
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Nodes that are the same for a plan."""
+    """Nodes that are the same for a plan. Nodes with GPUs of several types are a kind for each type."""
 
     cpus: int
     memory_gb: float  # available to jobs
@@ -38,6 +37,7 @@ class NodeKind:
     num_usable: int  # neither down nor drained
     addresses: tuple[str, ...]
     threads_per_core: int = 1  # threads that Slurm counts as CPUs
+    is_counted: bool = True  # False: these nodes are already counted with another type of their GPUs
 
     @property
     def is_on_loopback(self) -> bool:
@@ -60,11 +60,11 @@ class Partition:
 
     @property
     def num_nodes(self) -> int:
-        return sum(kind.num_nodes for kind in self.kinds)
+        return sum(kind.num_nodes for kind in self.kinds if kind.is_counted)
 
     @property
     def num_usable(self) -> int:
-        return sum(kind.num_usable for kind in self.kinds)
+        return sum(kind.num_usable for kind in self.kinds if kind.is_counted)
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,12 @@ def _partition(row: Record, nodes: list[Record]) -> Partition:
 
 
 def _kinds(nodes: Iterable[Record]) -> tuple[NodeKind, ...]:
-    alike: dict[tuple[str, int, int, float, int], list[Record]] = defaultdict(list)
+    alike: dict[tuple[str, int, int, float, int, bool], list[Record]] = defaultdict(list)
     for node in nodes:
-        gpu, gpus = gpus_of(node.get("Gres", ""))
         cpus = _number(node.get("CPUEfctv") or node.get("CPUTot", "1"))
         memory_gb = (_number(node.get("RealMemory", "")) - _number(node.get("MemSpecLimit", ""))) / _MB_OF_GB
-        alike[gpu, gpus, cpus, memory_gb, threads_of(node)].append(node)
+        for i, (gpu, gpus) in enumerate(gpus_of(node.get("Gres", "")).items() or [("", 0)]):
+            alike[gpu, gpus, cpus, memory_gb, threads_of(node), i == 0].append(node)
     return tuple(
         NodeKind(
             cpus=cpus,
@@ -125,8 +125,9 @@ def _kinds(nodes: Iterable[Record]) -> tuple[NodeKind, ...]:
             num_usable=sum(is_usable(node.get("State", "")) for node in found),
             addresses=tuple(sorted({node.get("NodeAddr", "") for node in found})),
             threads_per_core=threads,
+            is_counted=is_counted,
         )
-        for (gpu, gpus, cpus, memory_gb, threads), found in alike.items()
+        for (gpu, gpus, cpus, memory_gb, threads, is_counted), found in alike.items()
     )
 
 
@@ -142,15 +143,22 @@ def threads_of(node: Record) -> int:
     return max(1, _number(node.get("CPUTot", "")) // cores) if cores else 1
 
 
-def gpus_of(gres: str) -> tuple[str, int]:
-    """Name and number of a node's GPUs.
+def gpus_of(gres: str) -> dict[str, int]:
+    """The GPUs of a node by their type, which is empty if it has no name. A type may begin with a digit or be one, so
+    an item is read from the right. Shares of GPUs (`shard`) are not GPUs.
 
     >>> gpus_of("gpu:h800:8(S:0-1),nvme:1"), gpus_of("gpu:4"), gpus_of("(null)")
-    (('h800', 8), ('', 4), ('', 0))
+    ({'h800': 8}, {'': 4}, {})
+    >>> gpus_of("gpu:4090:8"), gpus_of("gpu:a100:4,gpu:a100_1g.5gb:14,shard:a100:16")
+    ({'4090': 8}, {'a100': 4, 'a100_1g.5gb': 14})
     """
-    found = list(_GPU.finditer(re.sub(r"\([^)]*\)", "", gres)))
-    kinds = {match["kind"] or "" for match in found}
-    return (kinds.pop() if len(kinds) == 1 else "", sum(int(match["count"]) for match in found))
+    found: Counter[str] = Counter()
+    for item in re.sub(r"\([^)]*\)", "", gres).split(","):
+        name, *rest = item.strip().split(":")
+        if name == "gpu":
+            count = int(rest.pop()) if rest and rest[-1].isdigit() else 1
+            found[":".join(rest)] += count
+    return {kind: count for kind, count in found.items() if count}
 
 
 def minutes(limit: str) -> int:

@@ -16,31 +16,38 @@ from rollart_hpc.errors import UserError
 from rollart_hpc.launch.plan import Component, Plan
 from rollart_hpc.launch.slurm.budget import seconds
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
-from rollart_hpc.launch.slurm.limits import Limits, exceeded
+from rollart_hpc.launch.slurm.limits import Limits, exceeded, waits
 from rollart_hpc.launch.slurm.unix_groups import own_groups
 
 Record = dict[str, str]
 _ANY = ("", "ALL", "(null)", "N/A")
 
 
-def need_permission(slurm: Slurm, plan: Plan, config: RunConfig, site: SiteConfig) -> None:
-    """Raises one error with every reason why the cluster would not run it."""
+def need_permission(slurm: Slurm, plan: Plan, config: RunConfig, site: SiteConfig) -> list[str]:
+    """Raises one error with every reason why the cluster would not run it. Returns what it would only wait for."""
     partitions = {row["PartitionName"]: row for row in slurm.records("--all", "show", "partition")}
-    found = list(_accounting(slurm, plan, config, site))
+    found, notes = _accounting(slurm, plan, config, site)
     for component in plan.components:
-        where = f"partition {component.partition}"
-        own = partitions.get(component.partition)
-        if own is None:
-            listed = ", ".join(partitions)
-            found.append(f"{where} does not exist; set classes.{component.hardware}.partition to one of: {listed}")
-            continue
-        asked = _asked(component, config, site)
-        found.extend(f"{where}: {problem}" for problem in _partition(own, component, plan.time_minutes, asked))
+        found += _partitions(partitions, component, plan.time_minutes, _asked(component, config, site))
     if found:
-        lines = "\n".join(f"  - {problem}" for problem in found)
+        lines = "\n".join(f"  - {problem}" for problem in dict.fromkeys(found))
         raise UserError(
             f"the cluster would not run this:\n{lines}", "nothing was submitted; correct this and try again"
         )
+    return list(dict.fromkeys(notes))
+
+
+def _partitions(partitions: dict[str, Record], component: Component, minutes: int, asked: tuple[str, str]) -> list[str]:
+    """Of several partitions (`a,b`) Slurm uses the one that starts the job first: one that may is enough."""
+    names = component.partition.split(",")
+    missing = [name for name in names if name not in partitions]
+    if missing:
+        fix = f"set classes.{component.hardware}.partition to one of: {', '.join(partitions)}"
+        return [f"partition {name} does not exist; {fix}" for name in missing]
+    problems = {name: list(_partition(partitions[name], component, minutes, asked)) for name in names}
+    if not all(problems.values()):
+        return []
+    return [f"partition {name}: {problem}" for name, said in problems.items() for problem in said]
 
 
 def _asked(component: Component, config: RunConfig, site: SiteConfig) -> tuple[str, str]:
@@ -88,16 +95,19 @@ def _time(text: str) -> str:
 # --- accounting --------------------------------------------------------------------------------
 
 
-def _accounting(slurm: Slurm, plan: Plan, config: RunConfig, site: SiteConfig) -> Iterator[str]:
-    """Checks associations and QOS, if the cluster enforces them and lets the user see them."""
+def _accounting(slurm: Slurm, plan: Plan, config: RunConfig, site: SiteConfig) -> tuple[list[str], list[str]]:
+    """Checks associations and QOS, if the cluster enforces them and lets the user see them. Returns what is refused,
+    and what the run would only wait for."""
     settings = slurm.settings()
     enforced = settings.get("AccountingStorageEnforce", "none")
     if "associations" not in enforced and "limits" not in enforced and "qos" not in enforced:
-        return
+        return [], []
     try:
         limits = Limits.read(slurm, getpass.getuser(), settings.get("ClusterName", ""))
     except SlurmError:
-        return  # not visible; Slurm checks them when it tests the script
+        return [], []  # not visible; Slurm checks them when it tests the script
+    found: list[str] = []
+    notes: list[str] = []
     for component in plan.components:
         account, qos = _asked(component, config, site)
         association = limits.association(account, component.partition)
@@ -105,12 +115,14 @@ def _accounting(slurm: Slurm, plan: Plan, config: RunConfig, site: SiteConfig) -
             name = f"account {account}" if account else "any account"
             listed = ", ".join(limits.accounts) or "none"
             where = f"partition {component.partition}"
-            yield f"{where}: you have no association with {name} (yours: {listed}); set job.account=..."
+            found.append(f"{where}: you have no association with {name} (yours: {listed}); set job.account=...")
             continue
         qos = qos or association["DefaultQOS"]
         known = [name for name in association["QOS"].split(",") if name]
         if qos and known and qos not in known:
             where = f"partition {component.partition}"
-            yield f"{where}: you may not use QOS {qos} (yours: {', '.join(known)}); set job.qos=..."
+            found.append(f"{where}: you may not use QOS {qos} (yours: {', '.join(known)}); set job.qos=...")
             continue
-        yield from exceeded(limits, association, qos, component, plan, site)
+        found += exceeded(limits, association, qos, component, plan, site)
+        notes += waits(limits, association, qos, plan, site)
+    return found, notes

@@ -1,7 +1,7 @@
 """jobs.jsonl: the history of a run's jobs. Owns the format of that file; never calls Slurm.
 
 A line is added before and after a job is submitted, when it starts, ends or is cancelled, and when a node turns out to
-be bad or good again. A job that was killed has no line for its end.
+be bad or good again, or is avoided. A job that was killed has no line for its end.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Cancelled(Line, frozen=True, tag="cancelled"):
 
 
 class BadNode(Line, frozen=True, tag="bad_node"):
-    """The jobs of this run exclude the node while it is bad."""
+    """A node of this run is down or drained: Slurm does not use it."""
 
     host: str
     reason: str
@@ -96,7 +96,14 @@ class GoodNode(Line, frozen=True, tag="good_node"):
     time_s: float = msgspec.field(default_factory=time.time)
 
 
-Record = Union[Submitting, Submitted, ElasticJob, Began, Ended, Cancelled, BadNode, GoodNode]
+class AvoidedNodes(Line, frozen=True, tag="avoided_nodes"):
+    """All nodes that the jobs of this run exclude from now on, although Slurm considers them fine."""
+
+    hosts: list[str]
+    time_s: float = msgspec.field(default_factory=time.time)
+
+
+Record = Union[Submitting, Submitted, ElasticJob, Began, Ended, Cancelled, BadNode, GoodNode, AvoidedNodes]
 _decode = msgspec.json.Decoder(Record).decode
 
 
@@ -141,6 +148,12 @@ def bad_hosts(records: Iterable[Record]) -> list[str]:
         elif isinstance(record, GoodNode):
             bad.discard(record.host)
     return sorted(bad)
+
+
+def avoided_hosts(records: Iterable[Record]) -> list[str]:
+    """Nodes that the jobs of this run exclude."""
+    lines = [record for record in records if isinstance(record, AvoidedNodes)]
+    return lines[-1].hosts if lines else []
 
 
 def num_fruitless(records: Iterable[Record], step: int) -> int:

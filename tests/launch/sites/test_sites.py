@@ -74,6 +74,37 @@ def test_what_was_written_compares_well(tmp_path: Path) -> None:
     assert [one.what for one in found if one.level == "warn"] == ["1 of 12 nodes of train are down or drained"]
 
 
+def kind(gpu: str, gpus: int = 8) -> NodeKind:
+    return NodeKind(64, 500.0, gpu, gpus, 2, 2, ("10.0.0.5",))
+
+
+def test_every_type_of_gpu_is_a_class_of_its_own_and_slices_are_no_gpus(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    mixed = (kind("a100", 4), dataclasses.replace(kind("a100_1g.5gb", 14), is_counted=False), kind("1g.10gb", 7))
+    zoo = inventory(partition("cpu", CPU), partition("gpu", *mixed), partition("games", kind("4090"), kind("2080ti")),
+                    partition("old", kind("nvidia_a100-sxm4-40gb")))  # fmt: skip
+    path.write_text(describe(zoo))
+    site = load_site(path)
+    assert {name: (c.gres, c.gpus, c.gpu) for name, c in site.classes.items() if c.gpus} == {
+        "a100": ("a100", 4, "a100"),
+        "nvidia_a100-sxm4-40gb": ("nvidia_a100-sxm4-40gb", 8, "a100"),
+        "a100_1g.5gb": ("a100_1g.5gb", 14, ""),
+        "gpu-1g.10gb": ("1g.10gb", 7, ""),
+        "gpu-4090": ("4090", 8, ""),
+        "gpu-2080ti": ("2080ti", 8, ""),
+    }
+    assert site.serves["compute"] == "a100" and zoo.partitions["gpu"].num_nodes == 4
+    assert not [one for one in compare(site, zoo) if one.level in ("fail", "warn")]
+
+
+def test_figures_of_a_whole_gpu_for_a_slice_and_an_open_choice_of_types_are_told() -> None:
+    slices = inventory(partition("gpu", kind("a100", 4), kind("a100_1g.5gb", 14)))
+    site = SiteConfig(launcher="slurm", classes={"x": HardwareClass(partition="gpu", gpus=4, max_minutes=60)})
+    assert [one.fix for one in compare(site, slices) if one.level == "warn"] == ["classes.x.gres: a100"]
+    site.classes["x"].gres, site.classes["x"].gpu = "a100_1g.5gb", "a100"
+    assert ["which have other figures" in one.what for one in compare(site, slices) if one.level == "warn"] == [True]
+
+
 @pytest.mark.parametrize(
     ("changes", "fix"),
     [
@@ -101,10 +132,13 @@ def test_cores_with_more_threads_than_the_site_says_are_told() -> None:
 
 
 def test_what_slurm_prints_is_understood() -> None:
-    assert gpus_of("gpu:a100:4(S:0),gpu:a100:4(S:1),nvme:2") == ("a100", 8)
-    assert gpus_of("gpu:8(IDX:0-7)") == ("", 8)
-    assert gpus_of("(null)") == ("", 0)
-    assert gpus_of("craynetwork:4,gpu:tesla:2") == ("tesla", 2)
+    assert gpus_of("gpu:a100:4(S:0),gpu:a100:4(S:1),nvme:2") == {"a100": 8}
+    assert gpus_of("gpu:8(IDX:0-7)") == {"": 8}
+    assert gpus_of("(null)") == gpus_of("") == gpus_of("shard:a100:32") == {}
+    assert gpus_of("craynetwork:4,gpu:tesla:2") == {"tesla": 2}
+    assert gpus_of("gpu:4090:8") == {"4090": 8} and gpus_of("gpu:2080ti:8(S:0-1)") == {"2080ti": 8}
+    assert gpus_of("gpu:1g.10gb:7") == {"1g.10gb": 7} and gpus_of("gpu:tesla") == {"tesla": 1}
+    assert gpus_of("gpu:a100:4,shard:a100:16,gpu:a100_1g.5gb:14") == {"a100": 4, "a100_1g.5gb": 14}
     assert [minutes(text) for text in ("2-00:00:00", "01:30:00", "UNLIMITED", "infinite")] == [2880, 90, 0, 0]
 
 

@@ -1,4 +1,4 @@
-"""Which nodes are left out, with a sinfo that says what it is told."""
+"""Which nodes are bad or avoided, with a sinfo that says what it is told."""
 
 from __future__ import annotations
 
@@ -41,7 +41,12 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     return put
 
 
-def test_a_node_is_left_out_while_it_is_bad_and_no_longer(run: RunDir, nodes: Nodes) -> None:
+def began(*hosts: str) -> record.Began:
+    return record.Began(12, 0, -1, [record.Part(12, "h800", "gpu", list(hosts), 8)])
+
+
+def test_what_slurm_does_not_use_is_known_and_not_excluded(run: RunDir, nodes: Nodes) -> None:
+    """Nobody would take it from the list while the job waits for its repair."""
     site, slurm, hosts = load_site("dev"), Slurm(), ["n1", "n2"]
     site.classes["cpu"].exclude = "broken[1-2]"
     nodes("mixed idle")
@@ -49,16 +54,44 @@ def test_a_node_is_left_out_while_it_is_bad_and_no_longer(run: RunDir, nodes: No
     assert excluded(run, site) is None and record.read(run) == []
     nodes("draining idle~")
     assert note_nodes(run, slurm, hosts, print)
-    assert excluded(run, site) == ["broken[1-2]", "n1"]
     nodes("drained down*")
     assert note_nodes(run, slurm, hosts, print) and not note_nodes(run, slurm, hosts, print)
-    assert excluded(run, site) == ["broken[1-2]", "n1", "n2"]
+    assert record.bad_hosts(record.read(run)) == ["n1", "n2"]
+    assert excluded(run, site) == ["broken[1-2]"]
     nodes("idle down*")
-    assert not note_nodes(run, slurm, (), print), "those left out are looked at, whoever asks"
-    assert excluded(run, site) == ["broken[1-2]", "n2"]
+    assert not note_nodes(run, slurm, (), print), "bad nodes are looked at, whoever asks"
     nodes("down mixed")
     assert note_nodes(run, slurm, hosts, print), "it was lost once more"
     assert record.bad_hosts(record.read(run)) == ["n1"]
+    assert excluded(run, site) == ["broken[1-2]"]
+
+
+def lose(run: RunDir, nodes: Nodes, states: str, times: int) -> None:
+    for _ in range(times):
+        for said in (states, states.replace("down", "idle").replace("drained", "idle")):
+            nodes(said)
+            note_nodes(run, Slurm(), [f"n{i}" for i in range(1, 1 + len(states.split()))], print)
+
+
+def test_a_node_that_fails_again_and_again_is_avoided_while_others_are_enough(run: RunDir, nodes: Nodes) -> None:
+    site = load_site("dev")
+    record.add(run, began("n1", "n2"))
+    lose(run, nodes, "down idle idle", 1)
+    assert excluded(run, site) == []
+    lose(run, nodes, "down idle idle", 1)
+    assert excluded(run, site) == ["n1"]
+    nodes("idle idle drained")
+    note_nodes(run, Slurm(), (), print)
+    assert excluded(run, site) == [], "the job needs two nodes, and only n2 would be left"
+    nodes("idle idle idle")
+    note_nodes(run, Slurm(), (), print)
+    assert excluded(run, site) == ["n1"]
+
+
+def test_a_node_that_was_drained_is_never_avoided(run: RunDir, nodes: Nodes) -> None:
+    record.add(run, began("n1"))
+    lose(run, nodes, "drained idle idle", 3)
+    assert excluded(run, load_site("dev")) == []
 
 
 def test_what_was_known_holds_while_slurm_does_not_answer(run: RunDir, nodes: Nodes, tmp_path: Path) -> None:
@@ -72,7 +105,7 @@ def test_what_was_known_holds_while_slurm_does_not_answer(run: RunDir, nodes: No
 @pytest.mark.parametrize(
     ("exclude", "asked"), [(None, ""), ([], "update JobId=12 ExcNodeList=\n"), (["n1", "n2"], "ExcNodeList=n1,n2\n")]
 )
-def test_a_requeue_sets_the_nodes_left_out_and_takes_back_old_ones(
+def test_a_requeue_sets_the_excluded_nodes_and_takes_back_old_ones(
     exclude: list[str] | None, asked: str, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # this process lives on
