@@ -52,7 +52,7 @@ def status(args: argparse.Namespace) -> int:
 def job_lines(run: RunDir, current: RunStatus) -> list[str]:
     """For a run on a cluster: its components, earlier starts, excluded nodes and GPU-hours."""
     lines = [
-        f"job {row.job}: {row.state.lower()} in partition {row.partition}"
+        f"job {row.job}{f' ({row.unit})' if row.unit else ''}: {row.state.lower()} in partition {row.partition}"
         + (f" on {row.nodes}" if row.nodes else "")
         + (f", {row.left} left" if row.state == RUNNING else "")
         + (f": {row.reason}" if row.reason else "")

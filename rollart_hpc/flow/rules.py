@@ -77,7 +77,7 @@ def rules_of(config: RunConfig) -> FlowRules:
         **preset.switches,
         direct=config.weights.transport == "direct",
         collective=config.weights.collective,
-        pools=frozenset(name for name, pool in config.pools.items() if pool.engines),
+        pools=_awaited(config),
         seed=config.seed,
         temperature=flow.temperature,
         validation_plays=config.validation.plays,
@@ -88,3 +88,10 @@ def rules_of(config: RunConfig) -> FlowRules:
         reward_retries=config.reward.retries,
         reward_timeout_s=config.reward.timeout_s,
     )
+
+
+def _awaited(config: RunConfig) -> frozenset[str]:
+    """With jobs of their own, engines of a pool may come hours later, or never: training begins without them."""
+    if config.launch.mode == "jobs":
+        return frozenset()
+    return frozenset(name for name, pool in config.pools.items() if pool.engines)

@@ -1,9 +1,9 @@
 """Which processes share a job, and which jobs a run has. Owns that decision; packs nothing onto nodes.
 
-    launch.mode: het    one job for all, with a component per class
-    launch.mode: jobs   controller, env and reward workers: the run's job, with a component per class
-                        trainer: one job; engines: a job per node or per class (launch.engine_jobs)
-    elastic engines     a job each, in both modes
+launch.mode: het    one job for all, with a component per class
+launch.mode: jobs   controller, env and reward workers: the run's job, with a component per class
+                    trainer: one job; engines: a job per node or per class (launch.engine_jobs)
+elastic engines     a job each, in both modes
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from rollart_hpc.launch.lots import Lot, lots_of, separate
 from rollart_hpc.launch.packing import Needs, Pack, pack
 from rollart_hpc.launch.planned import CONTROLLER, Component, Plan, Proc
 
-__all__ = ["CONTROLLER", "Component", "Plan", "Proc", "make_plan"]
+__all__ = ["CONTROLLER", "Component", "Plan", "Proc", "engine_needs", "make_plan", "relay_needs"]
 SUPERVISOR_NEEDS = Needs(cpus=1, memory_gb=1.0)  # the batch script, on the first node of the first component
 NODE = "{hardware}-{index}"
 WORK_S = 120  # minimum time of a job before its last checkpoint; Slurm's signal may come a minute early
@@ -140,9 +140,18 @@ def _on_cpu(config: RunConfig) -> Iterator[Proc]:
         yield Proc(f"reward-{i}", "reward", CPU, CPU, needs=_needs(config.reward))
 
 
+def engine_needs(config: RunConfig, pool: str, site: SiteConfig | None = None) -> Needs:
+    return _needs(config.engine, _gpus(site, pool, config.engine.device, config.pools[pool].tensor_parallel))
+
+
+def relay_needs(config: RunConfig) -> Needs | None:
+    """None if nodes have no relay."""
+    return _needs(config.weights) if _has_relays(config) else None
+
+
 def _engines(config: RunConfig, site: SiteConfig | None = None) -> Iterator[Proc]:
     for pool, settings in config.pools.items():
-        needs = _needs(config.engine, _gpus(site, pool, config.engine.device, settings.tensor_parallel))
+        needs = engine_needs(config, pool, site)
         for i in range(settings.engines):
             yield Proc(f"engine-{pool}-{i}", "engine", pool, pool, pool=pool, needs=needs)
 
@@ -150,7 +159,7 @@ def _engines(config: RunConfig, site: SiteConfig | None = None) -> Iterator[Proc
 def _elastic(config: RunConfig, site: SiteConfig) -> Iterator[Proc]:
     """Engines that may join in addition, as many as there may be at once."""
     for pool, settings in config.pools.items():
-        needs = _needs(config.engine, _gpus(site, pool, config.engine.device, settings.tensor_parallel))
+        needs = engine_needs(config, pool, site)
         for i in range(settings.elastic.max):
             yield Proc(f"engine-{pool}-elastic-{i}", "engine", pool, pool, pool=pool, needs=needs)
 
@@ -184,7 +193,7 @@ def _needs(section: _Sized, gpus: int = 0) -> Needs:
 
 
 def _gpus(site: SiteConfig | None, need: str, device: str, count: int) -> int:
-    if site is None or device == "cpu":
+    if site is None or site.launcher == "local" or device == "cpu":
         return 0
     return count if site.classes[site.serving(need)].gpus else 0
 

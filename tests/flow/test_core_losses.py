@@ -169,7 +169,7 @@ def test_a_relay_whose_copy_is_bad_gets_one_from_another_relay():
     assert [c.source for c in scene.take(ev.OfferTransfer)] == ["far"] and not scene.take(ev.PublishAgain)
 
 
-@pytest.mark.parametrize("end", [ev.EndNear(), ev.DrainWanted("SIGTERM")])
+@pytest.mark.parametrize("end", [ev.EndNear("env-0"), ev.DrainWanted("SIGTERM")])
 def test_what_fails_while_the_run_ends_quarantines_no_task(end):
     """Slurm's SIGTERM reaches what environments have started, before the run has saved its checkpoint."""
     scene = Scene(quarantine_after=2)

@@ -1,12 +1,10 @@
-"""The job steps that run the agents of a job's nodes: one srun per component. Owns srun's options for them.
+"""The job steps that run the agents of the run's own job: one srun per component. Owns when they start.
 
-A step has all the CPUs, memory and GPUs that the job has on its nodes, bound to nothing: the agents share them out. It
-overlaps with other steps, so that a lost agent can be replaced while its srun still runs those of other nodes.
+A step overlaps with others, so that a lost agent can be replaced while its srun still runs those of other nodes.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,17 +12,15 @@ from functools import partial
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import SiteError
-from rollart_hpc.launch.command import environment, python
+from rollart_hpc.launch.command import environment
 from rollart_hpc.launch.plan import Component, Plan, Proc
-from rollart_hpc.launch.preloaded import preloaded_kinds, preloaded_roles
 from rollart_hpc.launch.process import Order, start_child
 from rollart_hpc.launch.restarts import RoleBudget
+from rollart_hpc.launch.slurm.agent_command import agent_command, all_of_the_nodes, inside, srun
 from rollart_hpc.launch.slurm.allocation import Allocation
 from rollart_hpc.launch.slurm.commands import clean_environment
 from rollart_hpc.launch.slurm.step import SrunStep
 from rollart_hpc.rundir import RunDir
-
-AGENT = "rollart_hpc.launch.agents.agent"
 
 
 class AgentSteps:
@@ -47,7 +43,7 @@ class AgentSteps:
 
     def open(self) -> None:
         """Start an agent on every node."""
-        for component in self._plan.components:
+        for component in self._plan.home:
             hosts = list(dict.fromkeys(self._allocation.hosts[node] for node in component.nodes))
             hosts = [host for host in hosts if host not in self._since_s]  # components of a folded job share nodes
             if hosts:
@@ -78,40 +74,26 @@ class AgentSteps:
             self._since_s[host] = time.monotonic()
         name = f"agents-{component.index}" if len(hosts) > 1 else f"agent-{hosts[0]}"
         order = Order(Proc(name, "agent", component.hardware, ""), 0, self._run.job_log(name))
-        command = inside(component, self._plan, self._site, self._agent(component, hosts))
-        full = [*self._srun(component, hosts, order), *command]
+        full = [*self._srun(component, hosts, order), *self._agent(component, hosts)]
         step = start_child(order, full, step_environment(self._site), kind=SrunStep)
         assert isinstance(step, SrunStep)
         step.slurm_name, step.abandoned = step_name(order), partial(self._abandoned, step)
         self.running.append(step)
 
     def _agent(self, component: Component, hosts: Sequence[str]) -> list[str]:
-        job = self._allocation.job_ids[component.index]
-        command = python("-m", AGENT, f"--run-dir={self._run.path}", f"--job={job}", f"--hardware={component.hardware}")
         nodes = {node for node, host in self._allocation.hosts.items() if host in hosts}
-        roles = {proc.role for proc in self._plan.procs if proc.node in nodes}
-        if roles & preloaded_roles(self._config):
-            command += ["--preload", *preloaded_kinds(self._config, roles)]
-        return command
+        there = [proc for proc in self._plan.procs if proc.node in nodes]
+        job = self._allocation.job_ids[component.index]
+        return in_home(component, self._plan, self._site)(
+            agent_command(self._run, self._config, component, there, f"--job={job}")
+        )
 
     def _srun(self, component: Component, hosts: Sequence[str], order: Order) -> list[str]:
-        """All options are explicit: which ones srun inherits depends on Slurm's version."""
-        needs, num_hosts = component.per_node, len(hosts)
-        options = [
-            "srun", f"--jobid={self._allocation.leader}", "--mpi=none", "--kill-on-bad-exit=0", "--no-kill",
-            f"--nodes={num_hosts}", f"--ntasks={num_hosts}", "--ntasks-per-node=1", f"--cpus-per-task={needs.cpus}",
-            f"--nodelist={','.join(hosts)}", "--overlap", "--cpu-bind=none", "--export=ALL", "--unbuffered",
-            "--input=none", f"--chdir={self._run.path}", f"--job-name={step_name(order)}",
-        ]  # fmt: skip
+        options = srun(self._run, component, len(hosts), step_name(order))
+        options += [f"--jobid={self._allocation.leader}", f"--nodelist={','.join(hosts)}"]
         if self._allocation.is_folded:
-            return [*options[:8], *options[9:]]  # whatever CPUs the user's own job has
-        if needs.gpus:
-            kind = self._site.classes[component.hardware].gres
-            options += [f"--gres=gpu:{kind}:{needs.gpus}" if kind else f"--gres=gpu:{needs.gpus}", "--gpu-bind=none"]
-        else:
-            options.append("--gres=none")
-        if needs.memory_gb:
-            options.append("--mem=0")  # all the memory of the job
+            return options  # whatever the user's own job has
+        options += all_of_the_nodes(component, self._site)
         if self._allocation.is_heterogeneous:
             options.append(f"--het-group={component.index}")
         return options
@@ -129,14 +111,8 @@ def step_environment(site: SiteConfig) -> dict[str, str]:
     return variables
 
 
-def inside(component: Component, plan: Plan, site: SiteConfig, command: list[str]) -> list[str]:
-    """The command with the interpreter of the class, after the shell lines of the class if it has any."""
+def in_home(component: Component, plan: Plan, site: SiteConfig) -> Callable[[list[str]], list[str]]:
+    """How a command runs on the nodes of a component: the batch script has run the prologue of the first one."""
     options = site.options(component.hardware)
-    if options.python and command[0] == sys.executable:
-        command = [options.python, *command[1:]]
-    lines = []
-    if options.scratch:
-        lines.append(f'export TMPDIR="{options.scratch}"')
-    if component.index and options.prologue != site.options(plan.components[0].hardware).prologue:
-        lines.append(options.prologue)  # the batch script has run that of the first component
-    return ["/bin/bash", "-c", "\n".join([*lines, 'exec "$@"']), "rollart", *command] if lines else command
+    is_done = not component.index or options.prologue == site.options(plan.components[0].hardware).prologue
+    return partial(inside, options, prologue="" if is_done else options.prologue)

@@ -2,6 +2,7 @@
 
 a job that trains                checkpoints, then ends: only the batch script gets the signal, so that Slurm's KillWait
                                  does not start; we wait as long as a supervisor may take
+jobs that hold nodes for it      needed for the checkpoint: the supervisor ends them; cancelled at once without one
 pending jobs, elastic workers    cancelled at once
 a run in `debug`                 checkpoints, then ends, if its supervisor is on this machine
 all that are left                cancelled by id and by name, then killed
@@ -44,7 +45,8 @@ def cancel_jobs(run: RunDir, slurm: Slurm, say: Say) -> None:
         _wait(live, END_S)
     if found := live():
         say(f"cancelling job {', '.join(found)}")
-        slurm.ask("scancel", *found)
+        own = {str(job) for job in own_job_ids(run)}
+        slurm.ask("scancel", *sorted(found, key=lambda job: job in own))
         if names:
             slurm.ask("scancel", f"--user={getpass.getuser()}", f"--name={','.join(names)}")
         _wait(live, INSIST_S)
@@ -77,7 +79,8 @@ def _ask_supervisor(run: RunDir, slurm: Slurm, found: list[str], say: Say) -> No
     elif any(job in began for job in found):
         _ask_debug(run, say)
     waiting = ["--state=PENDING", *training] if training else []
-    others = [job for job in found if job not in training]
+    needed = {str(job) for job in record.satellites(record.read(run))} if training else set()
+    others = [job for job in found if job not in training and job not in needed]
     for words in filter(None, (waiting, others)):
         slurm.ask("scancel", *words)
 

@@ -38,7 +38,7 @@ def salloc_command(run: RunDir, plan: Plan) -> list[str]:
     config, site = read_resolved(run.config), read_site(run.site)
     inside = [sys.executable, "-P", "-m", "rollart_hpc.cli", "debug", "--inside", str(run.path)]
     parts: list[str] = []
-    for component in plan.components:
+    for component in plan.home:
         parts += [":"] * bool(parts) + allocation_options(component, plan, config, site, run)
     return ["salloc", "--kill-command=TERM", *parts, *inside]  # without TERM the prompt would outlive its nodes
 

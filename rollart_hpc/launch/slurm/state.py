@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -41,17 +42,18 @@ def job_state(run: RunDir, queue: Queue) -> JobState:
     of_controller = told is RunState.RUNNING
     if rows is None:
         return JobState(None if of_controller else told or RunState.PENDING, reason or "Slurm does not answer", [])
-    live = [row for row in rows if not row.is_over]
+    own = [row for row in rows if not row.unit]
+    live = [row for row in own if not row.is_over]
     if live and all(row.state in WAITING for row in live):
         return JobState(RunState.PENDING, _why_pending(live), rows)
     if live:
-        return JobState(None if of_controller else told or RunState.STARTING, reason, rows)
+        return JobState(None if of_controller else told or RunState.STARTING, reason or _why_incomplete(rows), rows)
     if told is None and not job_ids(run):
         fix = f"if its submission failed, submit it again: rollart-hpc resume {run.path}"
         return JobState(RunState.PENDING, f"it has no known job; {fix}", rows)
     if told is RunState.FINISHED:
         return JobState(told, reason, rows)
-    said = ", ".join(dict.fromkeys(row.state for row in rows))
+    said = ", ".join(dict.fromkeys(row.state for row in own))
     if record.is_cancelled(record.read(run)) or said == "CANCELLED":
         return JobState(RunState.CANCELLED, reason, rows)
     if told in (None, RunState.RUNNING, RunState.REQUEUED):
@@ -65,6 +67,16 @@ def _why_pending(live: list[JobRow]) -> str:
     starts = [row.start for row in live if row.start]
     estimated = f"; expected to start at {max(starts)}" if starts else ""
     return f"{', '.join(reasons) or 'waiting'}{estimated}"
+
+
+def _why_incomplete(rows: list[JobRow]) -> str:
+    """Which nodes the run still waits for; empty if it has all."""
+    waiting = Counter((row.partition, row.reason) for row in rows if row.unit and row.state in WAITING)
+    listed = [
+        f"{count} job{'s' * (count > 1)} in partition {partition}" + (f", {reason}" if reason else "")
+        for (partition, reason), count in waiting.items()
+    ]
+    return f"waiting for {'; '.join(listed)}" if listed else ""
 
 
 class StateWatch:

@@ -99,7 +99,7 @@ def submit_again(request: Request, slurm: Slurm, say: Say) -> int:
     past = job_ids(request.run)
     record.add(request.run, record.Submitting(request.name))
     job_id = _submit_once(request, slurm, say, past)
-    record.add(request.run, record.Submitted(job_id, len(request.plan.components), request.name))
+    record.add(request.run, record.Submitted(job_id, len(request.plan.home), request.name))
     return job_id
 
 

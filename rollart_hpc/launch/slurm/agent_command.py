@@ -1,0 +1,60 @@
+"""The command that runs the agents of a component's nodes. Owns srun's options for them; starts nothing.
+
+The supervisor uses it for the nodes of its own job (`agent_steps`), batch scripts of other jobs contain it
+(`satellite_script`). A step has all the CPUs, memory and GPUs that its job has on the nodes, bound to nothing: the
+agents share them out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.config.site import Options, SiteConfig
+from rollart_hpc.launch.command import python
+from rollart_hpc.launch.plan import Component, Proc
+from rollart_hpc.launch.preloaded import preloaded_kinds, preloaded_roles
+from rollart_hpc.rundir import RunDir
+
+AGENT = "rollart_hpc.launch.agents.agent"
+
+
+def agent_command(
+    run: RunDir, config: RunConfig, component: Component, procs: Iterable[Proc], *options: str
+) -> list[str]:
+    """`procs`: what its node may be told to start."""
+    command = python("-m", AGENT, f"--run-dir={run.path}", f"--hardware={component.hardware}", *options)
+    roles = {proc.role for proc in procs}
+    if roles & preloaded_roles(config):
+        command += ["--preload", *preloaded_kinds(config, roles)]
+    return command
+
+
+def srun(run: RunDir, component: Component, num_hosts: int, name: str) -> list[str]:
+    """All options are explicit: which ones srun inherits depends on Slurm's version."""
+    return [
+        "srun", "--mpi=none", "--kill-on-bad-exit=0", "--no-kill", f"--nodes={num_hosts}", f"--ntasks={num_hosts}",
+        "--ntasks-per-node=1", "--overlap", "--cpu-bind=none", "--export=ALL", "--unbuffered", "--input=none",
+        f"--chdir={run.path}", f"--job-name={name}",
+    ]  # fmt: skip
+
+
+def all_of_the_nodes(component: Component, site: SiteConfig) -> list[str]:
+    """srun's options for everything that the component requested of each node."""
+    needs, kind = component.per_node, site.classes[component.hardware].gres
+    options = [f"--cpus-per-task={needs.cpus}"]
+    if needs.gpus:
+        options += [f"--gres=gpu:{kind}:{needs.gpus}" if kind else f"--gres=gpu:{needs.gpus}", "--gpu-bind=none"]
+    else:
+        options.append("--gres=none")
+    return [*options, "--mem=0"] if needs.memory_gb else options  # all the memory of the job
+
+
+def inside(options: Options, command: list[str], prologue: str = "") -> list[str]:
+    """The command with the interpreter of the class, after `prologue` and where the class wants temporary files."""
+    if options.python and command[0] == sys.executable:
+        command = [options.python, *command[1:]]
+    lines = [f'export TMPDIR="{options.scratch}"'] if options.scratch else []
+    lines += [prologue] if prologue else []
+    return ["/bin/bash", "-c", "\n".join([*lines, 'exec "$@"']), "rollart", *command] if lines else command
