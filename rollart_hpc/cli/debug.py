@@ -12,6 +12,7 @@ from pathlib import Path
 from rollart_hpc.cli.main import main as run_command
 from rollart_hpc.cli.plan import load_for_site
 from rollart_hpc.cli.submit import run_root_of
+from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import RollartError, UserError
 from rollart_hpc.launch.plan import Plan, make_plan
 from rollart_hpc.launch.plan_file import create_run
@@ -37,6 +38,7 @@ def debug(args: argparse.Namespace) -> int:
     if loaded.site.launcher != "slurm":
         raise UserError(f"site {loaded.site.name} is one machine, not a cluster", "use: rollart-hpc run")
     run = RunDir(args.run_dir) if args.run_dir else new_run_dir(loaded.config.name, run_root_of(loaded.site))
+    _in_one_allocation(loaded.config)
     plan = make_plan(loaded.config, loaded.site)
     create_run(run, loaded.config, loaded.site, plan)
     _say(f"run directory {run.path}")
@@ -45,6 +47,13 @@ def debug(args: argparse.Namespace) -> int:
     record.add(run, record.Submitting(job_name(loaded.config, run)))
     command = salloc_command(run, plan)
     return subprocess.run(command, env=clean_environment(), check=False).returncode
+
+
+def _in_one_allocation(config: RunConfig) -> None:
+    """An allocation with a prompt has all nodes of the run."""
+    config.launch.mode = "het"
+    for pool in config.pools.values():
+        pool.elastic.min = pool.elastic.max = 0
 
 
 def _sit(run: RunDir, held_by: record.HeldBy) -> int:

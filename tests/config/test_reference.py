@@ -66,7 +66,7 @@ def test_names_stand_for_name() -> None:
     [
         ("flow.alhpa", "did you mean flow.alpha"),
         ("alpha", "did you mean flow.alpha, trainer.lora.alpha?"),
-        ("elastic", "did you mean reward.elastic?"),
+        ("elastic", "did you mean pools.NAME.elastic, reward.elastic?"),
         ("pools.gpu.engines", "did you mean pools.NAME.engines"),
         ("steps.x", "did you mean steps"),
         ("zzzz", "legal at the top: base, name, seed"),

@@ -24,6 +24,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import msgspec
+
 from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.errors import RollartError
 from rollart_hpc.launch.agents import resources
@@ -44,8 +46,11 @@ KEPT = ("SLURM_CONF", "SLURM_JOB_ID")
 log = logging.getLogger("agent")
 
 
-def agent_name(host: str, job: str) -> str:
-    return f"agent-{host}-{job}" if job else f"agent-{host}-{os.getpid()}"
+def agent_name(offer: Offer) -> str:
+    """Of a guest also the name of its node; one machine may be offered twice."""
+    if offer.is_guest:
+        return f"guest-{offer.host}-{os.getpid()}"
+    return f"agent-{offer.host}-{offer.job or os.getpid()}"
 
 
 def forget_the_step() -> None:
@@ -57,7 +62,7 @@ def forget_the_step() -> None:
 def serve(run: RunDir, offer: Offer, kinds: tuple[str, ...], wait_s: float = 0.0) -> None:
     """Offer this node until the run is over, or its supervisor gone and no other comes within `wait_s`."""
     roles = preloaded_roles(read_resolved(run.config)) if kinds else frozenset()
-    name = agent_name(offer.host, offer.job)
+    name = agent_name(offer)
     caches = Path(tempfile.mkdtemp(prefix="rollart-cache-"))
     preloaded = Preloaded(run.job_log(f"{name}-preloaded"), kinds) if roles else None
     dialer = Dialer(run, name, offer.host, wait_s)
@@ -106,11 +111,24 @@ def make_offer(job: str, hardware: str, nodes: list[str]) -> Offer:
     return Offer(host, nodes, job, hardware, "", resources.visible_gpus(os.environ), cpus, memory_gb)
 
 
+def make_guest(pool: str) -> Offer:
+    """What `rollart-hpc join` offers: this machine, or the allocation's share of it. `pool`: empty = any."""
+    offer = make_offer(os.environ.get("SLURM_JOB_ID", ""), "", [])
+    return msgspec.structs.replace(
+        offer,
+        pool=pool,
+        gpus=resources.gpus_of_machine(os.environ),
+        cpus=resources.cpus_of_machine(os.environ),
+        memory_gb=round(resources.memory_of_machine(os.environ), 1),
+        is_guest=True,
+    )
+
+
 def offer_node(run: RunDir, offer: Offer, kinds: tuple[str, ...], wait_s: float) -> int:
     """Be the agent of this machine. Returns an exit code."""
     os.umask(0o077)  # files of a run are private to its user
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.OK))  # while it waits for a supervisor
-    form = LOG_FORMAT.format(name=agent_name(offer.host, offer.job))
+    form = LOG_FORMAT.format(name=agent_name(offer))
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form, datefmt=LOG_TIME_FORMAT)
     raise_file_limit()
     forget_the_step()

@@ -68,9 +68,8 @@ class Fleet:
         by_unit: defaultdict[str, list[QueuedJob]] = defaultdict(list)
         for row in rows:
             by_unit[row.unit].append(row)
-        for unit in {*self.wanted, *self._units, *by_unit}:
+        for unit in sorted({*self.wanted, *self._units, *by_unit}):
             self._look_at(unit, by_unit[unit], now, orders)
-        orders.submit.sort()
         return orders
 
     def _look_at(self, unit: str, rows: list[QueuedJob], now: float, orders: Orders) -> None:

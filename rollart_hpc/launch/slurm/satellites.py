@@ -152,10 +152,9 @@ class Satellites:
         for row in orders.ended:
             self._say(f"job {row.job} of {row.unit} ended as {row.state}")
         self._cancel(orders.cancel)
-        for unit in orders.submit:
-            if self._is_closing:
-                return
-            self._submit(self._units[unit])
+        for unit in self._units:  # in the order of the plan: the trainer first
+            if unit in orders.submit and not self._is_closing:
+                self._submit(self._units[unit])
         self._say_pending()
         self._see_failures()
 
