@@ -17,6 +17,7 @@ from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError, UserError
 from rollart_hpc.hardware import CPU, ENGINE_CLASSES
+from rollart_hpc.launch.agents.address import read_address
 from rollart_hpc.launch.agents.agent import make_guest, offer_node
 from rollart_hpc.launch.command import environment, role_command, variables
 from rollart_hpc.launch.ownership import ask_to_end, read_ownership, supervisor_pid
@@ -68,10 +69,10 @@ def _wait_for_end(pid: int, timeout_s: float) -> None:
 def join(args: argparse.Namespace) -> int:
     """Replaces this process with the worker. Output goes to this terminal; Ctrl-C ends the worker, not the run."""
     run = open_run_dir(args.run_dir)
-    _need_running(run)
     config = read_resolved(run.config)
     if args.role is None:
         return _offer_node(run, args, config)
+    _need_running(run)
     if args.role == "engine" and is_on_cluster(run) and config.weights.transport == "staged":
         raise UserError(
             "an engine can't join a run on a cluster alone: staged weights reach only nodes with a relay",
@@ -88,8 +89,11 @@ def join(args: argparse.Namespace) -> int:
 
 def _offer_node(run: RunDir, args: argparse.Namespace, config: RunConfig) -> int:
     """Be the agent of this machine: the supervisor decides what runs here."""
-    if not run.agents.exists():
+    if not is_on_cluster(run):
         raise UserError(f"{run.path} is a run on one machine", "join it as one worker: env, engine or reward")
+    known = read_address(run)
+    if known is None or known.is_over:
+        raise UserError(f"{run.path} is not running", f"see how it is: rollart-hpc status {run.path}")
     if args.name or args.idle_s is not None or args.live_s is not None:
         raise UserError("--name, --idle-s and --live-s are for a single worker", "name its role: env, engine or reward")
     if args.pool and args.pool not in config.pools:

@@ -152,6 +152,7 @@ class Declined(Message):
     """supervisor -> agent of a guest: there is no work for its node."""
 
     reason: str
+    fix: str
 
 
 class Await(Message):

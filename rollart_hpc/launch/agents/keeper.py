@@ -112,7 +112,7 @@ class Keeper:
             self._after(LOOK_EVERY_S, self._look)
             self._link.send(self._offer)
         elif isinstance(message, Declined):
-            raise UserError(f"the run has no use for this node: {message.reason}", "offer another one")
+            raise UserError(f"the run has no use for this node: {message.reason}", message.fix)
         elif isinstance(message, (Stop, Await)):
             log.info("leaving: %s", message.reason if isinstance(message, Stop) else "the supervisor ends")
             self._is_over, self._may_follow = True, isinstance(message, Await)
@@ -131,6 +131,7 @@ class Keeper:
         if launch.role == "relay":
             self._stores[launch.arguments[launch.arguments.index("--node") + 1]] = launch.incarnation
         self._selector.register(child, selectors.EVENT_READ, partial(self._ended, key))
+        log.info("started %s, pid %d", launch.name, child.pid)
         self._link.send(Launched(*key, child.pid))
 
     def _start(self, launch: Launch) -> LocalChild:

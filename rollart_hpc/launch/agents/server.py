@@ -119,9 +119,9 @@ class AgentServer:
         self._send(agent, Stop(reason))
         self._lost(agent, reason)
 
-    def decline(self, agent: str, reason: str) -> None:
+    def decline(self, agent: str, reason: str, fix: str) -> None:
         """There is no work for the node of this guest."""
-        self._send(agent, Declined(reason))
+        self._send(agent, Declined(reason, fix))
         with self._lock:
             self._offers.pop(agent, None)
 

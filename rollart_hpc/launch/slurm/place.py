@@ -115,7 +115,7 @@ class SlurmPlace:
         try:
             came = self._roster.arrived(agent, offer)
         except UserError as error:
-            self._server.decline(agent, str(error))
+            self._server.decline(agent, error.what, error.fix)
             return changes
         for change in came:
             self._satellites.came(change.node, offer.job)

@@ -78,4 +78,4 @@ class Roster:
         known = self._known.get(agent)
         nodes = [node for node in (known.nodes if known else []) if node not in self._leaving]
         self._leaving.update(node for node in nodes if not self.is_home(node))
-        return [Leaving(node, "Slurm is about to end it") for node in nodes]
+        return [Leaving(node, "it was warned of its end") for node in nodes]
