@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rollart_hpc.launch.slurm.queue import OVER, PENDING, RUNNING
+from rollart_hpc.launch.slurm.queue import OVER, PENDING, RUNNING, WAITING
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 300.0
 
@@ -98,4 +98,4 @@ class Fleet:
         return [known.job for known in self._units.values() if known.job is not None]
 
     def pending(self) -> list[QueuedJob]:
-        return [job for job in self.live() if job.state != RUNNING and job.unit in self.wanted]
+        return [job for job in self.live() if job.state in WAITING and job.unit in self.wanted]

@@ -18,6 +18,7 @@ from rollart_hpc.launch.slurm import record
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError, SlurmSilent
 from rollart_hpc.launch.slurm.permission import need_permission
 from rollart_hpc.launch.slurm.queue import job_ids, live_jobs, own_job_ids
+from rollart_hpc.launch.slurm.satellite_script import render_satellite
 from rollart_hpc.launch.slurm.script import job_name, render_script
 from rollart_hpc.rundir import RunDir
 
@@ -53,6 +54,12 @@ class Request:
         return render_script(self.plan, self.config, self.site, self.run)
 
     @property
+    def other_scripts(self) -> list[str]:
+        """Of the jobs that the run itself will submit, one for each class."""
+        kinds = {component.hardware: component for component in reversed(self.plan.satellites)}
+        return [render_satellite(one, self.plan, self.config, self.site, self.run) for one in kinds.values()]
+
+    @property
     def name(self) -> str:
         return job_name(self.config, self.run)
 
@@ -66,6 +73,8 @@ def check_request(request: Request, slurm: Slurm) -> str:
             f"job {busy[0]} of {request.run.path} is still in the queue",
             f"wait for it, or end it: rollart-hpc cancel {request.run.path}",
         )
+    for script in request.other_scripts:
+        test_script(script, slurm)
     return test_script(request.script, slurm)
 
 
