@@ -21,6 +21,7 @@ from rollart_hpc.errors import UserError
 from rollart_hpc.files import write_json
 
 _PLAIN = re.compile(r"[A-Za-z0-9/._-]+")  # slurm.conf has no quoting
+MANY_NODES = 32
 _LONGEST_SOCKET = 100  # the kernel allows 108 bytes
 
 
@@ -134,6 +135,8 @@ def write_configuration(files: ClusterFiles, topology: Topology, *, accounting: 
         "nodes": "\n".join(_node_line(node) for node in nodes),
         "partitions": "\n".join(_partition_line(partition) for partition in topology.partitions),
     }
+    # Hundreds of nodes share this machine: a slurmd that has no turn for a while is not dead.
+    fields["slurmd_timeout"] = str(10 if len(nodes) <= MANY_NODES else 600)
     fields["accounting"] = _render("accounting-on.conf" if accounting else "accounting-off.conf", fields)
     _write(files.conf, _render("slurm.conf", fields), 0o644)
     _write(files.path / "gres.conf", "".join(_gres_line(files, node) for node in nodes if node.gpus), 0o644)

@@ -30,7 +30,7 @@ classes: {{cpu: {{max_nodes: 0}}, h800: {{max_nodes: 0}}, h20: {{max_nodes: 0}}}
 """
 OVERRIDES = [
     "pools={compute: {engines: 98, tensor_parallel: 4}, bandwidth: {engines: 100, tensor_parallel: 4}}",
-    "trainer.ranks=8", "env={workers: 150, cpus: 8}", "reward={workers: 50, cpus: 8}", "timeouts.start_s=900",
+    "trainer.ranks=8", "env={workers: 200, cpus: 5}", "reward={workers: 97, cpus: 5}", "timeouts.start_s=900",
     "timeouts.silence_s=120", "validation.plays=0", "flow.groups_per_step=1",
 ]  # fmt: skip
 
@@ -80,7 +80,7 @@ def scale(keep: Path) -> bool:
         began_s = time.monotonic()
         run, job, sizes = submit(keep)
         submitted_s = time.monotonic()
-        until(lambda: run.agents.exists(), "the supervisor", run)
+        until(run.agents.exists, "the supervisor", run)
         marks = {"supervisor up": time.monotonic() - submitted_s}
         until(lambda: registered(run) >= sizes["joining"], "all processes to register", run)
         marks["all processes registered"] = time.monotonic() - submitted_s

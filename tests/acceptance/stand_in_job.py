@@ -1,4 +1,4 @@
-"""The supervisor of a job whose workers are stand-ins; controller and agents are real. Same arguments as the real one."""
+"""The supervisor of a job whose workers are stand-ins; controller and agents are real. Arguments as of the real one."""
 
 from __future__ import annotations
 
