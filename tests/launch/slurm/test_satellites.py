@@ -180,7 +180,7 @@ def test_a_run_whose_trainer_never_starts_fails(make: Make) -> None:
     one = make(slurm, "restarts.per_role=1")
     one.open()
     until(lambda: one._problem)
-    with pytest.raises(SiteError, match="no job for .* starts an agent"):
+    with pytest.raises(SiteError, match=r"no job for .* starts an agent"):
         one.check()
 
 
