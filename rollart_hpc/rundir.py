@@ -32,6 +32,7 @@ import secrets
 import shutil
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +41,7 @@ from rollart_hpc.files import DIRECTORY_MODE, disk_errors, make_directory, point
 
 RUN_ROOT_VARIABLE = "ROLLART_RUN_ROOT"
 COMMITTED = "committed.json"
+STORE_OWNER = "owner"  # in a node's directory of the store: the incarnation of its relay
 
 
 class Checkpoint(NamedTuple):
@@ -50,7 +52,7 @@ class Checkpoint(NamedTuple):
 
 
 class RunDir:
-    """Paths of a run directory. Only `create`, `begin_attempt` and `remove_store` change the disk."""
+    """Paths of a run directory. Only `create`, `begin_attempt` and `remove_store*` change the disk."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
@@ -275,6 +277,13 @@ class RunDir:
 
     def remove_store(self) -> None:
         shutil.rmtree(self.store_root, ignore_errors=True)
+
+    def remove_store_of(self, node: str, owner: str) -> None:
+        """Free the memory of one node after its relay was killed, unless another relay has taken over."""
+        with suppress(OSError):
+            if (self.store_root / node / STORE_OWNER).read_text() == owner:
+                shutil.rmtree(self.store_root / node, ignore_errors=True)
+                self.store_root.rmdir()
 
     def create(self) -> RunDir:
         """Make the directory of a new run. An existing one that is not empty is a `UserError`."""

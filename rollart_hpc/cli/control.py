@@ -16,10 +16,13 @@ from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import UserError, command_line
 from rollart_hpc.hardware import CPU
+from rollart_hpc.launch.agents.address import read_address
+from rollart_hpc.launch.agents.agent import make_guest, offer_node
 from rollart_hpc.launch.command import environment, role_command, variables
 from rollart_hpc.launch.launcher import Launcher, launcher_of_run
 from rollart_hpc.launch.plan import Plan, Proc
 from rollart_hpc.launch.plan_file import read_plan
+from rollart_hpc.launch.preloaded import preloaded_kinds, preloaded_roles
 from rollart_hpc.launch.process import Order
 from rollart_hpc.rundir import RunDir, open_run_dir
 from rollart_hpc.types import Role
@@ -38,12 +41,14 @@ def join(args: argparse.Namespace) -> int:
     """Replaces this process with the worker. Output goes to this terminal; Ctrl-C ends the worker, not the run."""
     run = open_run_dir(args.run_dir)
     launcher = launcher_of_run(run)
-    _need_running(run, launcher)
     config = read_resolved(run.config)
+    if args.role is None:
+        return _offer_node(run, args, config, launcher)
+    _need_running(run, launcher)
     if args.role == "engine" and launcher.is_cluster and config.weights.transport == "staged":
         raise UserError(
-            "an engine can't join a run on a cluster: staged weights reach only the nodes of its job",
-            "request more engines when you submit the run: pools.NAME.engines=N",
+            "an engine can't join a run on a cluster alone: staged weights reach only nodes with a relay",
+            f"offer the whole node, without a role: {command_line('join', run.path)}",
         )
     proc = _new_proc(cast(Role, args.role), args.pool, config, read_plan(run))
     proc = replace(proc, name=args.name or proc.name)
@@ -52,6 +57,22 @@ def join(args: argparse.Namespace) -> int:
     command += _leaving(args)
     print(f"joining {run.path} as {proc.name}", file=sys.stderr, flush=True)
     os.execve(command[0], command, environment(variables(threads)))
+
+
+def _offer_node(run: RunDir, args: argparse.Namespace, config: RunConfig, launcher: Launcher) -> int:
+    """Be the agent of this machine: the supervisor decides what runs here."""
+    if not launcher.is_cluster:
+        raise UserError(f"{run.path} is a run on one machine", "join it as one worker: env, engine or reward")
+    known = read_address(run)
+    if known is None or known.is_over:
+        raise UserError(f"{run.path} is not running", f"see how it is: {command_line('status', run.path)}")
+    if args.name or args.idle_s is not None or args.live_s is not None:
+        raise UserError("--name, --idle-s and --live-s are for a single worker", "name its role: env, engine or reward")
+    if args.pool and args.pool not in config.pools:
+        raise UserError(f"the run has no pool {args.pool!r}", f"--pool {' or --pool '.join(config.pools)}")
+    kinds = preloaded_kinds(config, ("engine",)) if preloaded_roles(config) else ()
+    print(f"offering this node to {run.path}; Ctrl-C takes it away again", file=sys.stderr, flush=True)
+    return offer_node(run, make_guest(args.pool), kinds, config.launch.wait_s)
 
 
 def _leaving(args: argparse.Namespace) -> list[str]:

@@ -73,7 +73,7 @@ def _lines(run: RunDir, current: RunStatus, launcher: Launcher) -> list[str]:
 
 def _job_lines(current: RunStatus) -> list[str]:
     return [
-        f"job {row.job}: {row.state.lower()} in partition {row.partition}"
+        f"job {row.job}{f' ({row.unit})' if row.unit else ''}: {row.state.lower()} in partition {row.partition}"
         + (f" on {row.nodes}" if row.nodes else "")
         + (f", {row.left} left" if row.left and row.nodes and not current.state.is_over else "")
         + (f": {row.reason}" if row.reason else "")

@@ -120,6 +120,8 @@ def _pools(config: RunConfig) -> Iterator[str]:
 def _processes(config: RunConfig) -> Iterator[str]:
     if not _num_engines(config, config.pools):
         yield "pools: no engines; set engines of at least one pool to 1 or more"
+    if config.launch.mode == "jobs" and config.weights.collective == "mpi":
+        yield "launch.mode: jobs, but an MPI world can't span jobs; set weights.collective=gloo, or launch.mode=het"
     timeouts = config.timeouts
     if timeouts.silence_s < 2 * timeouts.heartbeat_s:
         yield (

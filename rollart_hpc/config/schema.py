@@ -12,6 +12,7 @@ from typing import Any
 
 from rollart_hpc.config.fields import key, part
 from rollart_hpc.config.modes import PRESETS, Mode, fixed_alphas, modes_where
+from rollart_hpc.config.schema_launch import LaunchConfig
 from rollart_hpc.config.schema_roles import (
     ControllerConfig,
     ElasticConfig,
@@ -36,6 +37,7 @@ __all__ = [
     "FlowConfig",
     "JobConfig",
     "Latency",
+    "LaunchConfig",
     "LoraConfig",
     "ModelConfig",
     "PoolConfig",
@@ -264,4 +266,5 @@ class RunConfig:
     timeouts: TimeoutConfig = part(TimeoutConfig, "when a process or the run counts as dead")
     restarts: RestartConfig = part(RestartConfig, "limits on restarts")
     job: JobConfig = part(JobConfig, "what the run asks of a cluster")
+    launch: LaunchConfig = part(LaunchConfig, "as how many jobs the run is submitted")
     site: str = key("local", "site file by name or path; --site and, for cluster commands, ROLLART_SITE override it")

@@ -72,7 +72,7 @@ class Core:
             ev.Published: self._published, ev.Held: self._held, ev.TransferReady: self._transfer_ready,
             ev.TransferFailed: self._transfer_failed, ev.TransferSent: self._transfer_sent,
             ev.Installed: self._installed, ev.InstallFailed: self._install_failed, ev.DrainWanted: self._drain_wanted,
-            ev.EndNear: self._end_near,
+            ev.SaveWanted: self._save_wanted, ev.EndNear: self._end_near,
         }  # fmt: skip
         if saved is not None:
             self._restore(saved)
@@ -401,8 +401,14 @@ class Core:
         elif self.saved_version != self.version:
             self._save()
 
-    def _end_near(self, _: ev.EndNear) -> None:
-        self.admission.is_ending = True
+    def _save_wanted(self, _: ev.SaveWanted) -> None:
+        if self.saved_version != self.version:
+            self._save()
+
+    def _end_near(self, event: ev.EndNear) -> None:
+        worker = self.workers.get(event.worker)
+        if worker is None or worker.role not in ("engine", "trainer", "relay"):  # those may have jobs of their own
+            self.admission.is_ending = True
 
     def _finish_if_done(self) -> None:
         if self.stopped or self.saving is not None or self.publisher.trainer is None:

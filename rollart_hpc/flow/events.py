@@ -146,8 +146,14 @@ class DrainWanted(Fact):
     at_once: bool = False  # without a checkpoint
 
 
+class SaveWanted(Fact):
+    """Save a checkpoint and go on: the trainer may soon be lost."""
+
+
 class EndNear(Fact):
-    """A process got SIGTERM: the machine ends the job, so failures from now on say nothing about tasks."""
+    """A process got SIGTERM: the machine ends its job. Failures of environments there say nothing about tasks."""
+
+    worker: str
 
 
 class Tick(Fact):
@@ -161,7 +167,7 @@ class GoOn(Fact):
 Event = (
     Joined | Lost | TurnWanted | Generated | Prefilled | PrefixMissing | Ended | Scored | ScoreFailed | BatchWanted
     | Committed | Saved | Published | Held | TransferReady | TransferFailed | TransferSent | Installed | InstallFailed
-    | DrainWanted | EndNear | Tick | GoOn
+    | DrainWanted | SaveWanted | EndNear | Tick | GoOn
 )  # fmt: skip
 
 # --- commands --------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def rules_of(config: RunConfig) -> FlowRules:
         **preset.switches,
         direct=config.weights.transport == "direct",
         collective=config.weights.collective,
-        awaited=frozenset(name for name, pool in config.pools.items() if has_engines(pool)),
+        awaited=_awaited(config),
         prefill_pools=pools_with(config, COMPUTE),
         decode_pools=pools_with(config, BANDWIDTH),
         seed=config.seed,
@@ -95,3 +95,10 @@ def rules_of(config: RunConfig) -> FlowRules:
         reward_retries=config.reward.retries,
         reward_timeout_s=config.reward.timeout_s,
     )
+
+
+def _awaited(config: RunConfig) -> frozenset[str]:
+    """With jobs of their own, engines of a pool may come hours later, or never: training begins without them."""
+    if config.launch.mode == "jobs":
+        return frozenset()
+    return frozenset(name for name, pool in config.pools.items() if has_engines(pool))

@@ -14,16 +14,19 @@ from typing import NamedTuple, Protocol
 
 from rollart_hpc.launch.command import environment, python
 from rollart_hpc.launch.leader import find_mpiexec
+from rollart_hpc.launch.plan import Proc
 from rollart_hpc.launch.preloaded import NotPreloaded, Preloaded
 from rollart_hpc.launch.process import Child, LocalChild, Order, end_children, open_log, start_child
 from rollart_hpc.processes.lifetime import PARENT_VARIABLE
 from rollart_hpc.types import Role
+from rollart_hpc.wire.messages import Progress
 
 
 class Came(NamedTuple):
-    """Processes can be started on this node of the plan."""
+    """Processes can be started on this node."""
 
     node: str
+    guests: tuple[Proc, ...] = ()  # what to run there, if the plan does not know the node
 
 
 class Left(NamedTuple):
@@ -63,6 +66,14 @@ class Place(Protocol):
 
     def shares_fate(self, node: str) -> bool:
         """Does the whole run end with this node?"""
+        ...
+
+    def need_nodes(self) -> None:
+        """The controller is up: nodes that are not there can work from now on."""
+        ...
+
+    def see(self, told: Progress, now: float) -> None:
+        """The controller's newest report, about once a second: how much work there is for nodes."""
         ...
 
     def tick(self, now: float) -> None:
@@ -117,6 +128,12 @@ class LocalPlace:
 
     def shares_fate(self, node: str) -> bool:
         return True
+
+    def need_nodes(self) -> None:
+        pass
+
+    def see(self, told: Progress, now: float) -> None:
+        pass
 
     def tick(self, now: float) -> None:
         pass

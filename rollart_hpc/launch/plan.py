@@ -9,12 +9,15 @@
 
 On one machine every pool is a node, and so are `cpu` and, if no pool has its class, the trainer: they share the host,
 but each has its own relay and weight store, like a real node. On a cluster a node is CLASS-I, e.g. `h800-0`: the I-th
-node of the component of that hardware class. The controller's component is the first.
+node of that hardware class. Processes that share a job are packed together (`launch.lots`): all of a class, or with
+`launch.mode: jobs` the trainer and the engines apart. The controller's component is the first.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 
 from rollart_hpc.config.classes import Homes, find_class_problems, homes_of
 from rollart_hpc.config.launchers import is_cluster
@@ -25,6 +28,7 @@ from rollart_hpc.errors import ConfigError, UserError
 from rollart_hpc.hardware import COMPUTE, CPU
 from rollart_hpc.launch import roster
 from rollart_hpc.launch.devices import assign_devices
+from rollart_hpc.launch.lots import lots_of, separate
 from rollart_hpc.launch.planned import CONTROLLER, Component, Plan, PlannedPool, Proc
 from rollart_hpc.launch.share import Share
 from rollart_hpc.launch.sizes import find_shortfalls
@@ -39,12 +43,27 @@ def make_plan(config: RunConfig, site: SiteConfig | None = None) -> Plan:
     problems = list(find_class_problems(config, site))
     if problems:
         raise ConfigError(f"run {config.name} at site {site.name}", problems)
-    if config.reward.elastic.max_workers and not site.submit_from_compute:
-        raise UserError(
-            f"elastic workers are submitted by the run's job, but site {site.name} has submit_from_compute: false",
-            "set reward.elastic.max_workers=0 and reward.workers=N",
-        )
+    _need_submission(config, site)
     return _cluster_plan(config, site)
+
+
+def _need_submission(config: RunConfig, site: SiteConfig) -> None:
+    """Some jobs are submitted by the run's own job."""
+    if site.submit_from_compute:
+        return
+    fixes = {
+        "elastic workers": ("set reward.elastic.max_workers=0 and reward.workers=N", config.reward.elastic.max_workers),
+        "elastic engines": (
+            "set pools.NAME.elastic.max=0 and pools.NAME.engines=N",
+            any(pool.elastic.max for pool in config.pools.values()),
+        ),
+        "jobs of trainer and engines": ("set launch.mode=het", config.launch.mode == "jobs"),
+    }
+    for what, (fix, is_asked_for) in fixes.items():
+        if is_asked_for:
+            raise UserError(
+                f"{what} are submitted by the run's job, but site {site.name} has submit_from_compute: false", fix
+            )
 
 
 # --- on one machine ----------------------------------------------------------------------------
@@ -73,12 +92,38 @@ def _cluster_plan(config: RunConfig, site: SiteConfig) -> Plan:
     names = list(dict.fromkeys([*order, homes.env, homes.reward]))
     shares = {name: Share(name, config, site, name == homes.controller) for name in names}
     _give(config, homes, shares)
-    used = [name for name, share in shares.items() if share.procs]
-    components = tuple(shares[name].component(index) for index, name in enumerate(used))
+    components, minutes = _components(config, site, homes, shares)
     procs = tuple(proc for component in components for proc in component.procs)
     gpus = {proc.pool: proc.needs.gpus for proc in procs if proc.pool}
     shortfalls = tuple(dict.fromkeys(find_shortfalls(config, gpus)))
-    return Plan(procs, components, _time_minutes(config, site, used), _pools(config), shortfalls)
+    return Plan(procs, components, minutes, _pools(config), shortfalls)
+
+
+def _components(
+    config: RunConfig, site: SiteConfig, homes: Homes, shares: dict[str, Share]
+) -> tuple[tuple[Component, ...], int]:
+    """The components of the run's own job, then those of others; and the time limit of the run's own job."""
+    wanted = tuple(proc for share in shares.values() for proc in share.procs)
+    lots = lots_of(config, wanted, tuple(_elastic(config, homes, shares)))
+    minutes = _time_minutes(config, site, list(dict.fromkeys(lot.hardware for lot in lots if not lot.job)))
+    components: list[Component] = []
+    for lot in lots:
+        share = Share(lot.hardware, config, site, not components)
+        share.procs = list(lot.procs)
+        first_node = sum(len(known.nodes) for known in components if known.hardware == lot.hardware)
+        component = share.component(len(components), first_node, is_limited=not lot.is_split)
+        if lot.job:
+            own = _time_minutes(config, site, [lot.hardware], minutes)
+            component = replace(component, job=lot.job, pool=lot.pool, minutes=own)
+        components += separate(component) if lot.is_split else [component]
+    return tuple(components), minutes
+
+
+def _elastic(config: RunConfig, homes: Homes, shares: dict[str, Share]) -> Iterator[Proc]:
+    """Engines that may join in addition, as many as there may be at once, on the first class of their pool."""
+    for pool, names in homes.pools.items():
+        home = shares[names[0]]
+        yield from home.on_cores(roster.elastic_engines(config, pool, home.name, home.has_gpus))
 
 
 def _give(config: RunConfig, homes: Homes, shares: dict[str, Share]) -> None:
@@ -124,10 +169,10 @@ def _pools(config: RunConfig) -> tuple[PlannedPool, ...]:
     )
 
 
-def _time_minutes(config: RunConfig, site: SiteConfig, used: list[str]) -> int:
+def _time_minutes(config: RunConfig, site: SiteConfig, used: list[str], otherwise: int = 0) -> int:
     """One limit for all components: Slurm's are independent, and a part of the job could end before the rest."""
     limits = [site.classes[name].max_minutes for name in used]
-    known = [minutes for minutes in (config.job.time_minutes, *limits) if minutes]
+    known = [minutes for minutes in (config.job.time_minutes, *limits) if minutes] or [otherwise] * bool(otherwise)
     if not known:
         raise UserError(
             f"no time limit: neither the run nor the classes {', '.join(used)} of site {site.name} set one",

@@ -32,7 +32,7 @@ class Proc:
 
 @dataclass(frozen=True)
 class Component:
-    """The part of a job in one partition; the first one runs the batch script."""
+    """The part of the run's job in one partition (the first one runs the batch script), or a job of its own."""
 
     index: int  # Slurm's --het-group
     hardware: str  # class of the site
@@ -43,6 +43,9 @@ class Component:
     cost_per_hour: float  # of all its nodes
     max_gpus: int = 0  # that the class allows a job; 0 = no limit
     is_whole: bool = False  # whole nodes are requested
+    job: str = ""  # name of the job of its own, unique in the run; empty: part of the run's job
+    minutes: int = 0  # time limit of that job; 0: the plan's
+    pool: str = ""  # the job exists only while this pool has work for it; empty: always
 
     @property
     def num_gpus(self) -> int:
@@ -64,7 +67,7 @@ class PlannedPool:
 class Plan:
     procs: tuple[Proc, ...]
     components: tuple[Component, ...] = ()  # none on one machine
-    time_minutes: int = 0  # one limit for all components; 0 on one machine
+    time_minutes: int = 0  # one limit for all components of the run's job; 0 on one machine
     pools: tuple[PlannedPool, ...] = ()
     warnings: tuple[str, ...] = ()  # sizes below what the model needs
 
@@ -98,11 +101,24 @@ class Plan:
         return ", ".join(dict.fromkeys(c.partition for c in self.components if c.hardware in classes))
 
     @property
+    def home(self) -> tuple[Component, ...]:
+        """The components of the run's own job, which contains the supervisor."""
+        return tuple(component for component in self.components if not component.job)
+
+    @property
+    def satellites(self) -> tuple[Component, ...]:
+        """Those that are jobs of their own."""
+        return tuple(component for component in self.components if component.job)
+
+    def hours(self, component: Component) -> float:
+        return (component.minutes or self.time_minutes) / 60
+
+    @property
     def gpu_hours(self) -> float:
-        """Upper bound: if the run uses its whole time limit."""
-        return sum(component.num_gpus for component in self.components) * self.time_minutes / 60
+        """Upper bound: if every job uses its whole time limit."""
+        return sum(component.num_gpus * self.hours(component) for component in self.components)
 
     @property
     def cost(self) -> float:
         """Upper bound, in the site's unit. A class without a cost counts as 0."""
-        return sum(component.cost_per_hour for component in self.components) * self.time_minutes / 60
+        return sum(component.cost_per_hour * self.hours(component) for component in self.components)

@@ -26,11 +26,18 @@ def rewards(config: RunConfig, hardware: str) -> list[Proc]:
 
 
 def engines(config: RunConfig, pool: str, hardware: str, has_gpus: bool = False) -> list[Proc]:
-    settings = config.pools[pool]
-    gpus = settings.tensor_parallel if has_gpus and engine_of(config, pool).device != "cpu" else 0
-    needs = engine_needs(config, pool, gpus)
-    names = (f"engine-{pool}-{i}" for i in range(settings.engines))
-    return [Proc(name, "engine", hardware, hardware, pool=pool, needs=needs) for name in names]
+    names = (f"engine-{pool}-{i}" for i in range(config.pools[pool].engines))
+    return [engine(config, name, pool, hardware, has_gpus) for name in names]
+
+
+def elastic_engines(config: RunConfig, pool: str, hardware: str, has_gpus: bool = False) -> list[Proc]:
+    names = (f"engine-{pool}-elastic-{i}" for i in range(config.pools[pool].elastic.max))
+    return [engine(config, name, pool, hardware, has_gpus) for name in names]
+
+
+def engine(config: RunConfig, name: str, pool: str, hardware: str, has_gpus: bool = False) -> Proc:
+    gpus = config.pools[pool].tensor_parallel if has_gpus and engine_of(config, pool).device != "cpu" else 0
+    return Proc(name, "engine", hardware, hardware, pool=pool, needs=engine_needs(config, pool, gpus))
 
 
 def trainers(config: RunConfig, hardware: str, has_gpus: bool = False) -> list[Proc]:

@@ -35,8 +35,11 @@ class Share:
         return self._own.gpus > 0
 
     def take(self, procs: Sequence[Proc]) -> None:
+        self.procs += self.on_cores(procs)
+
+    def on_cores(self, procs: Sequence[Proc]) -> list[Proc]:
         """Every process gets whole cores, so the job must request whole cores too."""
-        self.procs += [replace(proc, needs=self._on_cores(proc.needs)) for proc in procs]
+        return [replace(proc, needs=self._on_cores(proc.needs)) for proc in procs]
 
     def room_for(self, procs: Sequence[Proc]) -> int:
         """How many of these like processes fit in addition."""
@@ -52,16 +55,16 @@ class Share:
             return False
         return True
 
-    def component(self, index: int) -> Component:
-        """Raises `UserError` if the processes exceed the limits of the class."""
+    def component(self, index: int, first_node: int = 0, *, is_limited: bool = True) -> Component:
+        """Raises `UserError` if the processes exceed the limits of the class, which count for one job."""
         own, where = self._own, f"class {self.name} (partition {self._own.partition})"
         node = Needs(own.cpus, own.gpus, own.memory_gb or float("inf"))
         packs = [Pack(p.name, p.needs, self._on_cores(relay_beside(self._config, p))) for p in self.procs]
-        placed, per_node = pack(packs, node, own.max_nodes, self._reserved, where)
+        placed, per_node = pack(packs, node, own.max_nodes if is_limited else 0, self._reserved, where)
         per_node = node if self._is_whole else per_node
-        nodes = tuple(NODE.format(hardware=self.name, index=i) for i in range(max(placed.values()) + 1))
+        nodes = tuple(NODE.format(hardware=self.name, index=first_node + i) for i in range(max(placed.values()) + 1))
         procs = [replace(proc, node=nodes[placed[proc.name]]) for proc in self.procs]
-        procs += [replace(proc, needs=self._on_cores(proc.needs)) for proc in relays(self._config, procs)]
+        procs += self.on_cores(relays(self._config, procs))
         found = Component(
             index,
             self.name,
@@ -73,7 +76,8 @@ class Share:
             max_gpus=own.max_gpus,
             is_whole=self._is_whole,
         )
-        self._need_quota(found, where)
+        if is_limited:
+            self._need_quota(found, where)
         return found
 
     def _need_quota(self, found: Component, where: str) -> None:

@@ -40,6 +40,7 @@ class JobRow(msgspec.Struct, frozen=True):
     start: str  # when it started, or will start at the latest; empty if unknown
     left: str
     nodes: str
+    unit: str = ""  # of a job that holds only nodes for the run; empty: the run's own job
 
 
 class Used(msgspec.Struct, frozen=True):

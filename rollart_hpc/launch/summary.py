@@ -19,12 +19,8 @@ def plan_lines(plan: Plan) -> list[str]:
     if not plan.components:
         nodes = dict.fromkeys(proc.node for proc in plan.procs)
         return [f"  {node}: {', '.join(proc.name for proc in plan.procs if proc.node == node)}" for node in nodes]
-    components: list[tuple[str, ...]] = [
-        (f"{c.index} {c.hardware}", c.partition, _nodes(c), _amount(c.per_node), _counted(c.procs))
-        for c in plan.components
-    ]
     tables = [
-        table(_TITLES, components),
+        _component_table(plan),
         table(_ROLE_TITLES, _role_rows(plan)),
         table(_POOL_TITLES, _pool_rows(plan)),
     ]
@@ -32,10 +28,25 @@ def plan_lines(plan: Plan) -> list[str]:
     return [line for lines in tables for line in (*lines, "")] + [cost_line(plan), *_quota_lines(plan), *warnings]
 
 
+def _component_table(plan: Plan) -> list[str]:
+    """With a column for the jobs of their own, if there are any."""
+    rows: list[tuple[str, ...]] = []
+    for c in plan.components:
+        row = (f"{c.index} {c.hardware}", c.partition, _nodes(c), _amount(c.per_node), _counted(c.procs))
+        when = f" (on demand of pool {c.pool})" if c.pool else ""
+        rows.append((*row, f"{c.job}{when}" if c.job else "the run's"))
+    if plan.satellites:
+        return table((*_TITLES, "job"), rows)
+    return table(_TITLES, [row[:-1] for row in rows])
+
+
 def cost_line(plan: Plan) -> str:
     """GPU-hours at most 12 (h800 8, h20 4), cost at most 26.8, in 4:00:00"""
-    hours = plan.time_minutes / 60
-    shares = [f"{c.hardware} {c.num_gpus * hours:.4g}" for c in plan.components if c.num_gpus]
+    hours: dict[str, float] = {}
+    for c in plan.components:
+        if c.num_gpus:
+            hours[c.hardware] = hours.get(c.hardware, 0.0) + c.num_gpus * plan.hours(c)
+    shares = [f"{hardware} {amount:.4g}" for hardware, amount in hours.items()]
     listed = f" ({', '.join(shares)})" if len(shares) > 1 else ""
     cost = f", cost at most {plan.cost:.4g}" if plan.cost else ""
     return f"GPU-hours at most {plan.gpu_hours:.4g}{listed}{cost}; time limit {clock(plan.time_minutes)}"
@@ -55,7 +66,6 @@ def clock(minutes: int) -> str:
 
 
 def plan_data(plan: Plan) -> dict[str, Any]:
-    hours = plan.time_minutes / 60
     return {
         "time_minutes": plan.time_minutes,
         "gpu_hours": plan.gpu_hours,
@@ -70,8 +80,9 @@ def plan_data(plan: Plan) -> dict[str, Any]:
                 "gpus": c.num_gpus,
                 "max_gpus": c.max_gpus,
                 "whole_nodes": c.is_whole,
-                "gpu_hours": c.num_gpus * hours,
-                "cost": c.cost_per_hour * hours,
+                "gpu_hours": c.num_gpus * plan.hours(c),
+                "cost": c.cost_per_hour * plan.hours(c),
+                "job": c.job,
                 "procs": [proc.name for proc in c.procs],
             }
             for c in plan.components
@@ -87,7 +98,7 @@ def _role_rows(plan: Plan) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for role, procs in _by_role(plan.procs).items():
         total = _sum(procs)
-        classes = ", ".join(c.hardware for c in plan.components if _has_role(c, role))
+        classes = ", ".join(dict.fromkeys(c.hardware for c in plan.components if _has_role(c, role)))
         row = (role, str(len(procs)), classes, str(total.gpus), str(total.cpus), f"{total.memory_gb:g} GB")
         rows.append(row)
     return rows

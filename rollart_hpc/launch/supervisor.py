@@ -9,6 +9,7 @@
     SIGUSR1, the time limit is near    the same; a job is then requeued
     the place is about to kill all     the controller is asked to end without a checkpoint
     a node                             its processes start again when it is back; all ranks restart if it had one
+    a node that will be lost           of the run's own job: like a signal; another: its engines end, or a checkpoint
     no progress                        stacks are dumped into the logs, the run ends
 
 Everything runs in one thread around one selector: children, nodes, signals, the controller's first line of output, its
@@ -48,7 +49,7 @@ from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import ExitCode, RunState
 from rollart_hpc.wire.keys import load_client, make_keys
 from rollart_hpc.wire.link import Link, LinkClosed
-from rollart_hpc.wire.messages import Drain, Exited, Hello, Message, Progress, Silent, Warned
+from rollart_hpc.wire.messages import Drain, Exited, Hello, Message, Progress, SaveWanted, Silent, Warned
 
 TICK_S = 1.0  # interval of checking time limits, scaling elastic workers and updating the screen
 WELCOME_S = 20.0  # timeout for the controller's answer to the supervisor
@@ -90,6 +91,7 @@ class Supervisor:
         self._link: Link | None = None
         self._told: Progress | None = None  # the last report of this attempt's controller
         self._given_up: set[str] = set()  # processes that have used up their restarts
+        self._guests: dict[str, tuple[Proc, ...]] = {}  # processes of nodes that are not in the plan
         self._trainer_waits = False  # for the nodes of its ranks
         self._draining = self._hurries = False
         self._outcome: Outcome | None = None
@@ -142,8 +144,10 @@ class Supervisor:
 
     def _tick(self, now: float) -> None:
         told = self._told if self._link is not None and not self._draining else None
-        if told is not None and self._elastic.tick(told, now):
-            self._watchdog.touch(now)
+        if told is not None:
+            self._place.see(told, now)
+            if self._elastic.tick(told, now):
+                self._watchdog.touch(now)
         status = self._status()
         if status is not None:
             self._screen.show(status)
@@ -194,9 +198,10 @@ class Supervisor:
             raise
         self._selector.register(self._link, selectors.EVENT_READ, self._hear)
         self._start_workers()
+        self._place.need_nodes()
 
     def _start_workers(self) -> None:
-        for node in dict.fromkeys(proc.node for proc in self._plan.workers):
+        for node in dict.fromkeys([*(proc.node for proc in self._plan.workers), *self._guests]):
             if self._place.has(node):
                 self._start_on(node)
         self._trainer_waits = True
@@ -204,8 +209,8 @@ class Supervisor:
 
     def _start_on(self, node: str) -> None:
         """Start what the plan has on this node, except what must start together with others."""
-        for proc in self._plan.on(node):
-            if proc.role not in ("controller", "trainer") and not (self._has_world and proc.role == "relay"):
+        for proc in (*self._plan.on(node), *self._guests.get(node, ())):
+            if proc.role not in ("controller", "trainer") and not (self._has_world and proc in self._world):
                 self._start(proc)
 
     def _start(self, proc: Proc) -> None:
@@ -216,7 +221,7 @@ class Supervisor:
 
     def _start_waiting(self) -> None:
         """Start what needs several nodes, once they are all there: the trainer's ranks, the MPI world of relays."""
-        relays, trainers = self._plan.of("relay"), self._plan.of("trainer")
+        relays, trainers = self._world, self._plan.of("trainer")
         if self._trainer_waits and self._has_all(trainers):
             self._trainer_waits = False
             for proc in trainers:
@@ -227,15 +232,20 @@ class Supervisor:
                 self._watchdog.expect(proc)
 
     @property
+    def _world(self) -> tuple[Proc, ...]:
+        """Relays that can be ranks of one MPI world: those of the run's own job."""
+        return tuple(proc for proc in self._plan.of("relay") if self._place.shares_fate(proc.node))
+
+    @property
     def _has_world(self) -> bool:
-        return self._config.weights.collective == "mpi" and len(self._plan.of("relay")) > 1
+        return self._config.weights.collective == "mpi" and len(self._world) > 1
 
     def _has_all(self, procs: Iterable[Proc]) -> bool:
         return all(self._place.has(proc.node) for proc in procs)
 
     def _can_train(self) -> bool:
         """Are the nodes there without which no step can be trained?"""
-        engines = self._plan.of("engine")
+        engines = [*self._plan.of("engine"), *(proc for guests in self._guests.values() for proc in guests)]
         return self._has_all(self._plan.of("trainer")) and (
             not engines or any(self._place.has(proc.node) for proc in engines)
         )
@@ -367,21 +377,41 @@ class Supervisor:
         assert self._place.nodes is not None
         for change in self._place.nodes.take():
             if isinstance(change, Came):
-                self._note(f"node {change.node} is there")
-                if self._link is not None and not self._draining:
-                    self._start_on(change.node)
-                    self._start_waiting()
+                self._node_came(change)
             elif isinstance(change, Left):
                 self._note(f"node {change.node} is lost: {change.reason}")
+                self._guests.pop(change.node, None)
+                for child in [child for child in self._on(change.node) if child.has_ended()]:
+                    self._ended(child)  # before the node comes again
             elif isinstance(change, Leaving):
                 self._node_leaves(change)
         self._crew.changed()
 
+    def _node_came(self, change: Came) -> None:
+        listed = f", for {', '.join(proc.name for proc in change.guests)}" if change.guests else ""
+        self._note(f"node {change.node} is there{listed}")
+        if change.guests:
+            self._guests[change.node] = change.guests
+        self._given_up -= {proc.name for proc in self._plan.on(change.node)}  # it may be another machine
+        if self._link is not None and not self._draining:
+            self._start_on(change.node)
+            self._start_waiting()
+
     def _node_leaves(self, change: Leaving) -> None:
+        there = self._on(change.node)
         if self._place.shares_fate(change.node):
             self._drain("signal", f"node {change.node}: {change.reason}")
+        elif any(child.proc.role == "trainer" for child in there):
+            self._note(f"node {change.node} leaves soon: {change.reason}; saving a checkpoint")
+            self._tell(SaveWanted())
         else:
-            self._note(f"node {change.node} leaves soon: {change.reason}")
+            self._note(f"node {change.node} leaves soon: {change.reason}; ending its processes")
+            for child, code in self._crew.end(there):
+                self._watchdog.excuse(child.proc)
+                self._tell(Exited(child.name, child.order.incarnation, code))
+
+    def _on(self, node: str) -> list[Child]:
+        return [child for child in self._crew.all() if child.proc.node == node]
 
     # --- the user and the controller -----------------------------------------------------------
 

@@ -195,7 +195,13 @@ class Journal:
 
     def progress(self) -> ms.Progress:
         core = self.core
-        return ms.Progress(self._state, core.tally.progress, core.trajectories.num_to_score, dict(self._alive()))
+        return ms.Progress(
+            self._state,
+            core.tally.progress,
+            core.trajectories.num_to_score,
+            dict(self._alive()),
+            core.router.turns(),
+        )
 
     def _write_status(self) -> None:
         """Write the status now, after the write in progress."""

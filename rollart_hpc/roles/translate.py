@@ -76,8 +76,10 @@ def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | Non
             return ev.InstallFailed(name, WeightsId(m.attempt, m.version))
         case ms.Drain():
             return ev.DrainWanted(m.reason, m.at_once)
+        case ms.SaveWanted():
+            return ev.SaveWanted()
         case ms.Warned():
-            return ev.EndNear()
+            return ev.EndNear(m.name)
     return None
 
 

@@ -21,6 +21,7 @@ import torch
 import xxhash
 
 from rollart_hpc.errors import SiteError
+from rollart_hpc.rundir import STORE_OWNER
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.digest import Digest, dtype_name, raw_bytes
 from rollart_hpc.weights.draft import Draft, DraftFile, sweep
@@ -28,7 +29,6 @@ from rollart_hpc.weights.layout import BadWeights, BucketInfo, Manifest, Packer,
 from rollart_hpc.weights.spares import Spares, hold
 
 MANIFEST = "manifest.json"
-OWNER = "owner"
 _VERSION_DIR = re.compile(r"v(\d+)-(\d+)$")
 _NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*$")
 
@@ -92,14 +92,14 @@ class NodeStore:
     def claim(self, owner: str) -> None:
         """From now on only `owner` may remove this node's directory."""
         self._ensure()
-        scratch = self.directory / f".{OWNER}-{owner}"
+        scratch = self.directory / f".{STORE_OWNER}-{owner}"
         scratch.touch(mode=0o600)
         scratch.write_text(owner)
-        scratch.rename(self.directory / OWNER)
+        scratch.rename(self.directory / STORE_OWNER)
 
     def is_owned_by(self, owner: str) -> bool:
         with contextlib.suppress(OSError):
-            return (self.directory / OWNER).read_text() == owner
+            return (self.directory / STORE_OWNER).read_text() == owner
         return False
 
     def remove(self) -> None:

@@ -113,6 +113,7 @@ class Progress(Message):
     progress: int  # grows while anything moves
     to_score: int  # transcripts waiting for a reward worker or being scored
     alive: dict[str, int]  # processes by role
+    turns: dict[str, int] = {}  # running or waiting, by pool
 
 
 class Drain(Message):
@@ -123,6 +124,10 @@ class Drain(Message):
 
     reason: str
     at_once: bool = False
+
+
+class SaveWanted(Message):
+    """supervisor -> controller: save a checkpoint now and go on; the trainer may soon be lost."""
 
 
 # --- agents ----------------------------------------------------------------------------------
@@ -140,6 +145,18 @@ class Offer(Message):
     gpus: list[str]  # as in CUDA_VISIBLE_DEVICES
     cpus: int
     memory_gb: float
+    is_guest: bool = False  # not in the plan: the supervisor finds work for it
+
+
+class Declined(Message):
+    """supervisor -> agent of a guest: there is no work for its node."""
+
+    reason: str
+    fix: str
+
+
+class Await(Message):
+    """supervisor -> agent: end every process and wait for the next supervisor of the run, if you may."""
 
 
 class Launch(Message):
@@ -483,7 +500,7 @@ class Saved(Message):
 
 AnyMessage = Union[
     Hello, Welcome, Refused, WhoAreYou, Heartbeat, HeartbeatAck, Bye, Stop, Exited, Silent, Warned, Progress, Drain,
-    Offer, Launch, Launched, Signalled, EndProcess, Died,
+    SaveWanted, Offer, Declined, Await, Launch, Launched, Signalled, EndProcess, Died,
     Play, Cancel, TurnWanted, Resend, Ended,
     Generate, Abort, Forget, PrefixMissing, Prefilled, Generated,
     Published, PublishAgain, Adopt, Held, TransferOffer, TransferReady, TransferJoin, TransferFailed, TransferSent,

@@ -3,6 +3,7 @@
 python tests/acceptance/run.py quickstart [--seeds 0 1 2 3 4]
 python tests/acceptance/run.py modes
 python tests/acceptance/run.py slurm        # needs root on Debian or Ubuntu: it starts a development cluster
+python tests/acceptance/run.py jobs         # likewise
 python tests/acceptance/run.py backends     # likewise
 python tests/acceptance/run.py scale        # likewise, with 200 nodes: 12 GB of memory
 python tests/acceptance/run.py smollm2
@@ -28,6 +29,7 @@ from tests.acceptance.against_ray import against_ray
 from tests.acceptance.backends import backends
 from tests.acceptance.benches import benches
 from tests.acceptance.hub import hub
+from tests.acceptance.jobs import jobs
 from tests.acceptance.modes import modes
 from tests.acceptance.quickstart import quickstart
 from tests.acceptance.scale import scale
@@ -48,6 +50,7 @@ def main() -> int:
             "quickstart": lambda: quickstart(args.seeds, keep),
             "modes": modes,
             "slurm": lambda: slurm(keep),
+            "jobs": lambda: jobs(keep),
             "backends": lambda: backends(keep),
             "scale": lambda: scale(keep),
             "smollm2": lambda: smollm2(keep),

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollart_hpc.launch import crew
 from rollart_hpc.launch.process import Order
-from rollart_hpc.launch.slurm import agent_steps, job
+from rollart_hpc.launch.slurm import agent_command, job
 from rollart_hpc.rundir import RunDir
 
 real_command = crew.role_command
@@ -23,5 +23,5 @@ def stand_in(order: Order, run: RunDir, **rest: Any) -> list[str]:
 
 if __name__ == "__main__":
     crew.role_command = stand_in  # type: ignore[assignment]
-    agent_steps.preloaded_roles = lambda config: frozenset()  # type: ignore[assignment]
+    agent_command.preloaded_roles = lambda config: frozenset()  # type: ignore[assignment]
     sys.exit(job.main())

@@ -169,7 +169,7 @@ def test_a_relay_whose_copy_is_bad_gets_one_from_another_relay():
     assert [c.source for c in scene.take(ev.OfferTransfer)] == ["far"] and not scene.take(ev.PublishAgain)
 
 
-@pytest.mark.parametrize("end", [ev.EndNear(), ev.DrainWanted("SIGTERM")])
+@pytest.mark.parametrize("end", [ev.EndNear("env-0"), ev.DrainWanted("SIGTERM")])
 def test_what_fails_while_the_run_ends_quarantines_no_task(end):
     """Slurm's SIGTERM reaches what environments have started, before the run has saved its checkpoint."""
     scene = Scene(quarantine_after=2)
@@ -179,3 +179,21 @@ def test_what_fails_while_the_run_ends_quarantines_no_task(end):
         scene.do(ev.Ended(play.trajectory, play.issue, DropReason.RESET_FAILED, 0, "killed by signal 15"))
     assert not scene.core.tally.tasks["a"].quarantined and not scene.core.stopped
     assert scene.core.tally.dropped[DropReason.RESET_FAILED] == len(plays) > 2
+
+
+def test_a_checkpoint_can_be_wanted_while_the_run_goes_on():
+    scene = Scene(steps=100)
+    scene.do(ev.SaveWanted())
+    (save,) = scene.take(ev.SaveCheckpoint)
+    assert save.version == 0
+    scene.do(ev.SaveWanted())
+    assert not scene.take(ev.SaveCheckpoint), "it is being saved"
+    scene.do(ev.Saved(0, ""))
+    scene.do(ev.SaveWanted())
+    assert not scene.take(ev.SaveCheckpoint) and not scene.core.stopped
+
+
+def test_the_end_of_an_engine_s_job_is_not_that_of_the_environments():
+    scene = Scene()
+    scene.do(ev.EndNear("engine-c"))
+    assert not scene.core.admission.is_ending

@@ -50,7 +50,7 @@ def test_a_heartbeat_is_no_event():
 
 
 def test_a_warned_process_tells_the_core_that_the_end_is_near():
-    assert event_of("env-0", ms.Warned("env-0"), []) == ev.EndNear()
+    assert event_of("env-0", ms.Warned("env-0"), []) == ev.EndNear("env-0")
 
 
 def test_weights_travel_as_attempt_and_version():

@@ -4,6 +4,7 @@
   and other people's jobs alone, and end your own jobs.
 - `accounting_cluster`: another shared one, with sacct, associations and limits.
 - `own_cluster`: one for this test alone (some seconds), for tests that break nodes or daemons.
+- `own_mixed_cluster`: the same with the layout `mixed`, which has a partition whose jobs may be preempted.
 
 Every test here is slow. Without root on Debian or Ubuntu all are skipped, with the reason.
 """
@@ -25,6 +26,7 @@ import pytest
 from rollart_hpc.devcluster import cluster as clusters
 from rollart_hpc.devcluster.cluster import Cluster
 from rollart_hpc.devcluster.packages import install, why_not
+from rollart_hpc.devcluster.topology import DEFAULT
 from rollart_hpc.errors import SiteError
 
 HERE = Path(__file__).parent
@@ -79,6 +81,12 @@ def own_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
         yield use(cluster, monkeypatch)
 
 
+@pytest.fixture
+def own_mixed_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    with one_cluster(f"{PREFIX}{secrets.token_hex(6)}", layout_name="mixed") as cluster:
+        yield use(cluster, monkeypatch)
+
+
 def use(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setenv("SLURM_CONF", str(cluster.files.conf))
     return cluster
@@ -91,14 +99,14 @@ def run_id(request: pytest.FixtureRequest) -> str:
 
 
 @contextmanager
-def one_cluster(name: str, *, accounting: bool = False) -> Iterator[Cluster]:
+def one_cluster(name: str, *, accounting: bool = False, layout_name: str = DEFAULT) -> Iterator[Cluster]:
     """Up with the first worker that needs it, down with the last one that does."""
     need_slurm(accounting=accounting)
     end_forgotten()
     with home_of(name) as home:
         with locked(home / "lock"):
             up = clusters.find(home / "c")
-            cluster = up or clusters.up(home / "c", user_names=USERS, accounting=accounting)
+            cluster = up or clusters.up(home / "c", user_names=USERS, accounting=accounting, layout_name=layout_name)
         yield cluster
 
 

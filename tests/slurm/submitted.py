@@ -45,12 +45,12 @@ def until(condition: Callable[[], Any], what: str, state: Callable[[], str] = st
 
 
 class Submitted:
-    def __init__(self, cluster: Cluster, directory: Path, model: Path) -> None:
-        self.cluster, self.run, self.model = cluster, RunDir(directory), model
+    def __init__(self, cluster: Cluster, directory: Path, model: Path, site: str = "dev") -> None:
+        self.cluster, self.run, self.model, self.site = cluster, RunDir(directory), model, site
 
     def submit(self, *overrides: str) -> Submitted:
         model = ("model.kind=directory", f"model.path={self.model}")
-        command = ("submit", str(SMALL), "--site", "dev", "--run-dir", str(self.run.path), *model, *overrides)
+        command = ("submit", str(SMALL), "--site", self.site, "--run-dir", str(self.run.path), *model, *overrides)
         done = cli(*command)
         assert done.returncode == 0, done.stderr
         return self

@@ -7,6 +7,7 @@ per process would hide the GPUs of one trainer rank from the others, and NCCL th
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from rollart_hpc.errors import SiteError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+_GPUS = Path("/proc/driver/nvidia/gpus")
 _NUMA = Path("/sys/devices/system/node")
 _OOM_SCORE = 500  # the kernel ends a worker before the agent if the node runs out of memory
 # Files that backends compile: on a local disk, because thousands of processes would meet in a shared directory.
@@ -28,6 +30,25 @@ _CACHES = {
 def visible_gpus(variables: Mapping[str, str]) -> list[str]:
     """The GPUs of this step, as Slurm named them: numbers or UUIDs."""
     return [name for name in variables.get(VISIBLE, "").split(",") if name and name != "NoDevFiles"]
+
+
+def gpus_of_machine(variables: Mapping[str, str]) -> list[str]:
+    """Those that the environment shows; without a word there, all of the machine."""
+    if VISIBLE in variables:
+        return visible_gpus(variables)
+    return [str(number) for number, _ in enumerate(_GPUS.glob("*"))]
+
+
+def cpus_of_machine(variables: Mapping[str, str]) -> int:
+    """CPUs that this process may use: those of its allocation, if Slurm does not pin it to them."""
+    given = variables.get("SLURM_CPUS_ON_NODE", "")
+    return min(len(os.sched_getaffinity(0)), int(given) if given.isdigit() else sys.maxsize)
+
+
+def memory_of_machine(variables: Mapping[str, str]) -> float:
+    """In GB: that of its allocation, else all."""
+    given = variables.get("SLURM_MEM_PER_NODE", "")
+    return int(given) / 1024 if given.isdigit() and int(given) else memory_gb()
 
 
 def gpu_variables(gpus: list[str], numbers: Iterable[int]) -> dict[str, str]:

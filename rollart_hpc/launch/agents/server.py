@@ -18,8 +18,7 @@ from collections import deque
 from functools import partial
 from typing import NamedTuple
 
-from rollart_hpc.errors import SiteError
-from rollart_hpc.files import read_json, write_json
+from rollart_hpc.launch.agents.address import write_address
 from rollart_hpc.launch.agents.child import RemoteChild
 from rollart_hpc.launch.process import Order
 from rollart_hpc.rundir import RunDir
@@ -27,7 +26,7 @@ from rollart_hpc.types import Frame
 from rollart_hpc.wire.hub import listen
 from rollart_hpc.wire.keys import load_server, make_keys
 from rollart_hpc.wire.members import Lost, Members
-from rollart_hpc.wire.messages import AnyMessage, Died, Launch, Launched, Message, Offer, Stop, Warned
+from rollart_hpc.wire.messages import AnyMessage, Await, Declined, Died, Launch, Launched, Message, Offer, Stop, Warned
 from rollart_hpc.wire.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ class AgentServer:
         self._offers: dict[str, Offer] = {}
         self._is_closing = False
         self._hub.watch(self._has_mail.fd)
-        write_json(run.agents, {"address": self.address, "epoch": self.epoch})
+        write_address(run, self.address, self.epoch)
         self._thread = threading.Thread(target=self._serve, name="agents", daemon=True)
         self._thread.start()
 
@@ -115,8 +114,19 @@ class AgentServer:
         with self._lock:
             self._children.get(agent, {}).pop(key, None)
 
+    def give_up(self, agent: str, reason: str) -> None:
+        """Treat the agent as lost, although it may be alive: it is told to leave."""
+        self._send(agent, Stop(reason))
+        self._lost(agent, reason)
+
+    def decline(self, agent: str, reason: str, fix: str) -> None:
+        """There is no work for the node of this guest."""
+        self._send(agent, Declined(reason, fix))
+        with self._lock:
+            self._offers.pop(agent, None)
+
     def close(self) -> None:
-        """Agents end their processes and leave. May be called twice."""
+        """Agents end their processes and leave, or wait for the next supervisor. May be called twice."""
         if not self._is_closing:
             self._is_closing = True
             self._has_mail.set()
@@ -135,7 +145,7 @@ class AgentServer:
                 self._flush()
             self._flush()
             for agent in self._members.alive:
-                self._hub.send(agent, Stop("the run has ended"))
+                self._hub.send(agent, Await())
         except Exception:
             log.exception("the server of the agents failed")
             for agent in list(self._offers):
@@ -184,11 +194,3 @@ class AgentServer:
         with self._lock:
             self._news.append(news)
             self._has_news.set()
-
-
-def read_address(run: RunDir) -> tuple[str, int]:
-    """Where agents find the supervisor, and the epoch of its keys."""
-    content = read_json(run.agents)
-    if not content:
-        raise SiteError(f"{run.path} has no supervisor for agents yet", "start the run first")
-    return str(content["address"]), int(content["epoch"])

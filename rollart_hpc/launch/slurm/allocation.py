@@ -33,9 +33,9 @@ def fold(plan: Plan, slurm: Slurm, variables: Mapping[str, str]) -> Allocation:
     """Map the nodes of the plan round-robin to the nodes of the job that contains this process."""
     leader = int(variables["SLURM_JOB_ID"])
     given = slurm.run("scontrol", "show", "hostnames", variables["SLURM_JOB_NODELIST"]).split()
-    nodes = [node for component in plan.components for node in component.nodes]
+    nodes = [node for component in plan.home for node in component.nodes]
     hosts = {node: given[i % len(given)] for i, node in enumerate(nodes)}
-    return Allocation(leader, (leader,) * len(plan.components), hosts, 0, is_folded=True)
+    return Allocation(leader, (leader,) * len(plan.home), hosts, 0, is_folded=True)
 
 
 def fits(plan: Plan, variables: Mapping[str, str]) -> bool:
@@ -43,7 +43,7 @@ def fits(plan: Plan, variables: Mapping[str, str]) -> bool:
     num_given = int(variables.get("SLURM_HET_SIZE", "1"))
     suffixes = [f"_HET_GROUP_{i}" if num_given > 1 else "" for i in range(num_given)]
     nodes = [int(variables.get(f"SLURM_JOB_NUM_NODES{suffix}", "0")) for suffix in suffixes]
-    return [len(component.nodes) for component in plan.components] == nodes
+    return [len(component.nodes) for component in plan.home] == nodes
 
 
 def read_allocation(plan: Plan, slurm: Slurm, variables: Mapping[str, str]) -> Allocation:
@@ -51,11 +51,11 @@ def read_allocation(plan: Plan, slurm: Slurm, variables: Mapping[str, str]) -> A
     if "SLURM_JOB_ID" not in variables:
         raise SiteError("this is not a Slurm job: SLURM_JOB_ID is not set", "use rollart-hpc submit or debug")
     num_given = int(variables.get("SLURM_HET_SIZE", "1"))
-    if num_given != len(plan.components):
-        raise SiteError(f"the job has {num_given} components, the plan {len(plan.components)}", "submit the run again")
+    if num_given != len(plan.home):
+        raise SiteError(f"the job has {num_given} components, the plan {len(plan.home)}", "submit the run again")
     hosts: dict[str, str] = {}
     job_ids = []
-    for component in plan.components:
+    for component in plan.home:
         suffix = f"_HET_GROUP_{component.index}" if num_given > 1 else ""
         job_ids.append(int(variables[f"SLURM_JOB_ID{suffix}"]))
         given = slurm.run("scontrol", "show", "hostnames", variables[f"SLURM_JOB_NODELIST{suffix}"]).split()

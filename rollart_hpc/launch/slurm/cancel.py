@@ -5,6 +5,7 @@ a job that trains                   checkpoints, then ends: only the batch scrip
 pending, held, requeued             removed from the queue at once; if it starts in that moment, it trains: see above
 suspended, or not begun             cancelled at once: it can't save anything, and a signal would only wait
 completing                          we wait
+jobs that hold nodes for it         needed for the checkpoint: the supervisor ends them; cancelled at once without one
 elastic workers                     cancelled at once
 a run in `debug`                    checkpoints, then ends, wherever its supervisor is
 being submitted, never submitted    recorded: a job that still comes is removed by the one who submits it
@@ -54,7 +55,8 @@ def cancel_jobs(run: RunDir, slurm: Slurm, say: Say) -> None:
         _wait(live, END_S, ending.see)
     if found := live():
         say(f"cancelling job {', '.join(found)}")
-        _scancel(slurm, *found)
+        own = {str(job) for job in own_job_ids(run)}
+        _scancel(slurm, *sorted(found, key=lambda job: job in own))
         if names:
             _scancel(slurm, f"--user={getpass.getuser()}", f"--name={','.join(names)}")
         _wait(live, INSIST_S)
@@ -86,8 +88,11 @@ class _Ending:
 
     def see(self, found: Live) -> None:
         began = {str(line.job): line for line in record.read(self._run) if isinstance(line, record.Began)}
-        for job, states in found.items():
-            how = self._how(next(iter(states.values())), began.get(job))
+        plans = {job: self._how(next(iter(states.values())), began.get(job)) for job, states in found.items()}
+        needed = {str(job) for job in record.satellites(record.read(self._run))} if "save" in plans.values() else set()
+        for job, how in plans.items():
+            if how == "end" and job in needed:
+                continue  # its nodes save the checkpoint
             if how and (how != self._asked.get(job) or how == "dequeue"):
                 self._asked[job] = how
                 getattr(self, f"_{how}")(job, began.get(job))

@@ -38,7 +38,7 @@ def run_epilogues(
 
 def epilogue_commands(plan: Plan, site: SiteConfig, allocation: Allocation) -> Iterator[tuple[str, list[str]]]:
     """(hardware class, srun command) pairs."""
-    for component in plan.components:
+    for component in plan.home:
         text = site.options(component.hardware).epilogue
         if not text:
             continue

@@ -50,7 +50,7 @@ def salloc_command(run: RunDir, plan: Plan, inside: list[str]) -> list[str]:
     """Requests the plan's nodes and runs a command inside the allocation."""
     config, site = read_resolved(run.config), read_site(run.site)
     parts: list[str] = []
-    for component in plan.components:
+    for component in plan.home:
         parts += [":"] * bool(parts) + allocation_options(component, plan, config, site, run)
     return ["salloc", "--kill-command=TERM", *parts, *inside]  # without TERM the prompt would outlive its nodes
 

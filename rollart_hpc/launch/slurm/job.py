@@ -43,6 +43,7 @@ from rollart_hpc.launch.slurm.nodes import excluded, note_nodes
 from rollart_hpc.launch.slurm.place import CANCEL_S, SRUN_S, SlurmPlace
 from rollart_hpc.launch.slurm.queue import RUNNING, end_as_cancelled
 from rollart_hpc.launch.slurm.requeue import requeue
+from rollart_hpc.launch.slurm.satellites import Satellites
 from rollart_hpc.launch.slurm.usage import usage
 from rollart_hpc.launch.supervisor import DRAIN_S, LEAVE_S, Supervisor, Why
 from rollart_hpc.observe import perfetto
@@ -77,10 +78,12 @@ class Job:
         self.plan = settle_plan(run)
         read = fold if once and not fits(self.plan, os.environ) else read_allocation
         self.allocation = read(self.plan, self.slurm, os.environ)
+        self.satellites = Satellites(run, self.config, self.plan, self.site, self.slurm, self.out.say)
 
     def carry_out(self) -> int:
         if record.is_cancelled(record.read(self.run)) or has_finished(self.run):
             self.out.say("nothing to do: the run is over")
+            self.satellites.end(at_once=False)
             return 0
         self._note_bad_nodes()
         self._begin()
@@ -108,7 +111,9 @@ class Job:
 
     def _supervise(self) -> tuple[RunState, Why]:
         budget = Budget(self.slurm, self.allocation.leader, self.config.job.signal_s)
-        place = SlurmPlace(self.run, self.config, self.plan, self.site, self.allocation, self.slurm, budget)
+        place = SlurmPlace(
+            self.run, self.config, self.plan, self.site, self.allocation, self.slurm, budget, self.satellites
+        )
         workers = SlurmWorkers(self.run, self.config, self.slurm)
         try:
             place.open()
@@ -120,6 +125,7 @@ class Job:
             return RunState.DRAINED, "limit"
         finally:
             workers.close()
+            self.satellites.close()
             place.close()
             run_epilogues(self.run.path, self.plan, self.site, self.allocation, self.out.say)
 
@@ -135,7 +141,7 @@ class Job:
             )
             self._end(RunState.FAILED, error.what)
             raise error
-        parts = [_part(component, self.allocation) for component in self.plan.components]
+        parts = [_part(component, self.allocation) for component in self.plan.home]
         job = self.allocation
         record.add(self.run, record.Began(job.leader, job.restart, self._newest_step(), parts, held_by=self.held_by))
         write_ownership(self.run, self.run.last_attempt(), ())
@@ -144,9 +150,12 @@ class Job:
         self.out.say(f"job {job.leader}, restart {job.restart}, on {nodes}")
 
     def _end(self, state: RunState, reason: str) -> None:
+        """Only a requeued run still needs its other jobs."""
         with suppress(RollartError):  # a full disk must not hide why the job ended
             record.add(self.run, record.Ended(self.allocation.leader, self.allocation.restart, state, reason))
             write_ownership(self.run, self.run.last_attempt(), (), state, reason)
+        if state is not RunState.REQUEUED:
+            self.satellites.end(at_once=state is RunState.CANCELLED)
 
     def _may_go_on(self) -> bool:
         used = record.num_fruitless(record.read(self.run), self._newest_step())

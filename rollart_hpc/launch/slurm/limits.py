@@ -93,10 +93,10 @@ def exceeded(
         yield from (f"{source}: {said}" for said in _tres(row.get("MaxTRES", ""), [component], site))
         for key in _MAX_TRES:
             yield from (f"{source}: {said}" for said in _tres(row.get(key, ""), plan.components, site))
-        wall_s = seconds(row.get("MaxWall", ""))
-        if plan.time_minutes * 60 > wall_s:
+        wall_s, minutes = seconds(row.get("MaxWall", "")), component.minutes or plan.time_minutes
+        if minutes * 60 > wall_s:
             yield (
-                f"{source}: jobs may take {wall_s / 60:g} min, this one requests {plan.time_minutes}; "
+                f"{source}: jobs may take {wall_s / 60:g} min, this one requests {minutes}; "
                 f"set job.time_minutes={wall_s // 60:g}"
             )
         num_parts, num_others = len(plan.components), len(others)

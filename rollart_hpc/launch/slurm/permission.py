@@ -28,7 +28,9 @@ def need_permission(slurm: Slurm, plan: Plan, config: RunConfig, site: SiteConfi
     partitions = {row["PartitionName"]: row for row in slurm.records("--all", "show", "partition")}
     found, notes = _accounting(slurm, plan, config, site)
     for component in plan.components:
-        found += _partitions(partitions, component, plan.time_minutes, _asked(component, config, site))
+        found += _partitions(
+            partitions, component, component.minutes or plan.time_minutes, _asked(component, config, site)
+        )
     if found:
         lines = "\n".join(f"  - {problem}" for problem in dict.fromkeys(found))
         raise UserError(

@@ -1,4 +1,7 @@
-"""The nodes of a Slurm job as a place: the agents of its nodes start the processes. Owns how steps are ended.
+"""The nodes of a run's jobs as a place: their agents start the processes. Owns how steps are ended.
+
+Nodes of the run's own job are there from the start to the end. Those of other jobs (`satellites`) and guests come and
+go (`roster`).
 
 The controller runs next to the supervisor, in the batch step, because it must be reachable at once. The MPI world of
 relays is a job step of its own. An srun ends its step on SIGTERM; a step whose srun is gone is cancelled by id, which
@@ -11,6 +14,7 @@ import math
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -19,18 +23,23 @@ from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import UserError
 from rollart_hpc.launch.agents.child import RemoteChild
 from rollart_hpc.launch.agents.server import AgentServer, Arrived, Departed, Warning
-from rollart_hpc.launch.place import Came, Change, Leaving, Left, LocalPlace, Nodes
+from rollart_hpc.launch.guests import neediest_pool, plan_guest
+from rollart_hpc.launch.place import Change, LocalPlace, Nodes
 from rollart_hpc.launch.plan import CONTROLLER, Plan, Proc
 from rollart_hpc.launch.process import Child, Order, start_child, wait_for
-from rollart_hpc.launch.slurm.agent_steps import AgentSteps, Inside, step_environment, step_name
+from rollart_hpc.launch.slurm.agent_command import Inside
+from rollart_hpc.launch.slurm.agent_steps import AgentSteps, prologue_of, step_environment, step_name
 from rollart_hpc.launch.slurm.allocation import Allocation
 from rollart_hpc.launch.slurm.budget import Budget
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
 from rollart_hpc.launch.slurm.requeue import requeue_the_rest, time_to_leave_s
+from rollart_hpc.launch.slurm.roster import Roster
+from rollart_hpc.launch.slurm.satellites import Satellites
 from rollart_hpc.launch.slurm.step import SrunStep
 from rollart_hpc.processes.lifetime import STAYS_VARIABLE
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire.interfaces import address_of
+from rollart_hpc.wire.messages import Offer, Progress
 
 SRUN_S = 8.0  # maximum time for srun to end its step
 CANCEL_S = 5.0
@@ -51,12 +60,15 @@ class SlurmPlace:
         allocation: Allocation,
         slurm: Slurm,
         budget: Budget,
+        satellites: Satellites,
     ) -> None:
         self._run, self._config, self._plan, self._site = run, config, plan, site
         self._allocation, self._slurm, self._budget = allocation, slurm, budget
         self._local = LocalPlace()
         self._leave_s = math.inf  # on the local monotonic clock
-        self._agents: dict[str, str] = {}  # agent by host
+        self._satellites = satellites
+        self._roster = Roster(allocation.hosts, self._invite)
+        self._told: Progress | None = None
         self._steps = AgentSteps(run, config, plan, site, allocation, lambda step: self._cancel([step]))
         self.nodes: Nodes | None = None
 
@@ -89,29 +101,60 @@ class SlurmPlace:
         changes: list[Change] = []
         for news in self._server.take():
             if isinstance(news, Arrived):
-                self._agents[news.offer.host] = news.agent
-                changes += [Came(node) for node in self._nodes_of(news.offer.host)]
-                continue
-            host = next((host for host, agent in self._agents.items() if agent == news.agent), "")
-            if isinstance(news, Departed) and host:
-                del self._agents[host]
-                self._steps.lost(host)
-                changes += [Left(node, news.reason) for node in self._nodes_of(host)]
+                changes += self._arrived(news.agent, news.offer)
+            elif isinstance(news, Departed):
+                changes += self._departed(news.agent, news.reason)
             elif isinstance(news, Warning):
-                changes += [Leaving(node, "Slurm is about to end it") for node in self._nodes_of(host)[:1]]
+                changes += self._roster.warned(news.agent)
         return changes
 
-    def _nodes_of(self, host: str) -> list[str]:
-        return [node for node, known in self._allocation.hosts.items() if known == host]
+    def _arrived(self, agent: str, offer: Offer) -> list[Change]:
+        changes: list[Change] = []
+        for other in self._roster.replaced(agent, offer):
+            self._server.give_up(other, "another agent stands for its node")
+            changes += self._departed(other, "its job has started again")
+        try:
+            came = self._roster.arrived(agent, offer)
+        except UserError as error:
+            self._server.decline(agent, error.what, error.fix)
+            return changes
+        for change in came:
+            self._satellites.came(change.node, offer.job)
+        return changes + came
+
+    def _departed(self, agent: str, reason: str) -> list[Change]:
+        offer = self._roster.offer_of(agent)
+        lost = self._roster.departed(agent, reason)
+        if offer is not None and any(self._roster.is_home(change.node) for change in lost):
+            self._steps.lost(offer.host)
+        for change in lost:
+            self._satellites.left(change.node, offer.job if offer else "", reason)
+        return lost
+
+    def _invite(self, offer: Offer, node: str) -> tuple[Proc, ...]:
+        """What a guest runs."""
+        if offer.pool and offer.pool not in self._config.pools:
+            raise UserError(f"there is no pool {offer.pool!r}", f"--pool {' or --pool '.join(self._config.pools)}")
+        there = Counter(proc.pool for proc in self._plan.of("engine") if self.has(proc.node))
+        pool = offer.pool or neediest_pool(self._config, self._told.turns if self._told else {}, there)
+        return plan_guest(offer, node, pool, self._config, self._site)
 
     def has(self, node: str) -> bool:
-        return self._allocation.hosts[node] in self._agents
+        return self._roster.has(node)
 
     def shares_fate(self, node: str) -> bool:
-        return True
+        return self._roster.is_home(node)
+
+    def need_nodes(self) -> None:
+        self._satellites.open()
+
+    def see(self, told: Progress, now: float) -> None:
+        self._told = told
+        self._satellites.see(told, now)
 
     def tick(self, now: float) -> None:
         self._steps.tick(now)
+        self._satellites.check()
 
     # --- the time of the job ---------------------------------------------------------------------
 
@@ -145,8 +188,7 @@ class SlurmPlace:
             command = [*command, f"--control={network.control}", f"--ports={network.ports}"]
             return self._local.start(order, command, variables | {STAYS_VARIABLE: "1"}, pass_fds)
         arguments = [*command[command.index("-m") :], f"--data={network.data or network.control}"]
-        agent = self._agents.get(self._allocation.hosts[order.proc.node], "")
-        return self._server.start(agent, order, arguments, variables)
+        return self._server.start(self._roster.agent_of(order.proc.node), order, arguments, variables)
 
     def start_world(self, order: Order, command: list[str], variables: dict[str, str]) -> Child:
         """A rank finds its process by host name, because Slurm chooses the order of ranks within a component."""
@@ -197,10 +239,12 @@ class SlurmPlace:
         parts = []
         for _, seats in sorted(by_component.items()):
             component = self._plan.component_of(seats[0].node)
-            within = Inside(self._run, self._config, self._plan, self._site)
-            parts.append(
-                [*self._part(order, seats), *within.srun_options(component), *within.command(component, command)]
+            within, prologue = (
+                Inside(self._run, self._config, self._site),
+                prologue_of(component, self._plan, self._site),
             )
+            options = [*self._part(order, seats), *within.srun_options(component)]
+            parts.append([*options, *within.command(component, command, prologue)])
         return [*full, *parts[0], *(word for part in parts[1:] for word in (":", *part))]
 
     def _part(self, order: Order, seats: list[Proc]) -> list[str]:

@@ -70,7 +70,10 @@ class Queue:
         self._pause_s, self._next_s = FIRST_PAUSE_S, 0.0
 
     def rows(self) -> list[JobRow] | None:
-        """Rows of the newest job, by component. Empty: Slurm no longer knows it. None: Slurm does not answer."""
+        """Rows of the newest job, by component, then those of other jobs for the run that are not over.
+
+        Empty: Slurm no longer knows them. None: Slurm does not answer.
+        """
         if time.monotonic() < self._next_s:
             return self._rows
         found = self._ask()
@@ -82,11 +85,18 @@ class Queue:
         jobs = job_ids(self._run)
         if not jobs:
             return []
+        units = record.satellites(record.read(self._run))
         try:
-            found = self._slurm.table("squeue", FIELDS, f"--jobs={jobs[-1]}", "--states=all")
+            if units:
+                found = self._slurm.table("squeue", FIELDS, f"--user={getpass.getuser()}", "--states=all")
+            else:
+                found = self._slurm.table("squeue", FIELDS, f"--jobs={jobs[-1]}", "--states=all")
         except SlurmError as error:
             return [] if "invalid job id" in error.stderr.lower() else None
-        return sorted((_row(fields) for fields in found), key=lambda row: row.job)
+        own = [_row(fields) for fields in found if int(leader_of(fields["job"])) == jobs[-1]]
+        leaders = [(fields, int(leader_of(fields["job"]))) for fields in found]
+        others = [_row(fields, units[leader]) for fields, leader in leaders if leader in units]
+        return [*sorted(own, key=lambda row: row.job), *(row for row in others if not is_over(row))]
 
 
 def job_ids(run: RunDir) -> list[int]:
@@ -102,9 +112,9 @@ def own_job_ids(run: RunDir) -> list[int]:
 
 
 def job_names(run: RunDir) -> list[str]:
-    """Names of all jobs of the run, including elastic workers: one may be in the queue before it is recorded."""
+    """Names of all jobs of the run, also of elastic workers: one may be in the queue before it is recorded."""
     names = dict.fromkeys(line.name for line in record.read(run) if isinstance(line, record.Submitting))
-    return [*names, *(elastic_name(name) for name in names)]
+    return [*names, *(elastic_name(name) for name in names), *record.satellite_names(record.read(run))]
 
 
 def live_jobs(slurm: Slurm, ids: Iterable[int], names: Collection[str]) -> list[str]:
@@ -165,7 +175,7 @@ def words(reason: str) -> str:
     return f"{text} ({reason})" if text else reason
 
 
-def _row(fields: dict[str, str]) -> JobRow:
+def _row(fields: dict[str, str], unit: str = "") -> JobRow:
     known = {name: "" if value in ("N/A", "(null)") else value for name, value in fields.items()}
     waits = known["state"] == PENDING
-    return msgspec.convert({**known, "reason": words(known["reason"]) if waits else ""}, JobRow)
+    return msgspec.convert({**known, "reason": words(known["reason"]) if waits else "", "unit": unit}, JobRow)

@@ -43,6 +43,19 @@ class ElasticJob(Line, frozen=True, tag="elastic_job"):
     time_s: float = msgspec.field(default_factory=time.time)
 
 
+class Satellite(Line, frozen=True, tag="satellite"):
+    """What happened to a job that holds only nodes for the run (`launch.plan.Component.job`)."""
+
+    what: Literal["submitting", "submitted", "began", "ended"]  # began: an agent is there, so its nodes are held
+    unit: str  # the component
+    name: str  # of the job
+    hardware: str = ""
+    num_gpus: int = 0  # of all its nodes
+    job: int = 0  # unknown while it is being submitted
+    reason: str = ""
+    time_s: float = msgspec.field(default_factory=time.time)
+
+
 class Part(msgspec.Struct, frozen=True):
     """A component as Slurm allocated it."""
 
@@ -103,7 +116,7 @@ class AvoidedNodes(Line, frozen=True, tag="avoided_nodes"):
     time_s: float = msgspec.field(default_factory=time.time)
 
 
-Record = Union[Submitting, Submitted, ElasticJob, Began, Ended, Cancelled, BadNode, GoodNode, AvoidedNodes]
+Record = Union[Submitting, Submitted, ElasticJob, Satellite, Began, Ended, Cancelled, BadNode, GoodNode, AvoidedNodes]
 _decode = msgspec.json.Decoder(Record).decode
 
 
@@ -137,6 +150,16 @@ def is_guest(records: Iterable[Record]) -> bool:
     """Is its newest start in the user's own job, which exists before and after the run?"""
     words = [record for record in records if isinstance(record, (Submitting, Began))]
     return bool(words) and isinstance(words[-1], Began) and words[-1].held_by == "user"
+
+
+def satellites(records: Iterable[Record]) -> dict[int, str]:
+    """All jobs that held only nodes for the run, by id: the unit of each."""
+    lines = (record for record in records if isinstance(record, Satellite))
+    return {line.job: line.unit for line in lines if line.job}
+
+
+def satellite_names(records: Iterable[Record]) -> list[str]:
+    return list(dict.fromkeys(record.name for record in records if isinstance(record, Satellite)))
 
 
 def bad_hosts(records: Iterable[Record]) -> list[str]:

@@ -28,7 +28,7 @@ from rollart_hpc.rundir import RunDir
 
 SUPERVISOR = "rollart_hpc.launch.slurm.job"  # what the batch script execs
 _PACKAGE = Path(rollart_hpc.__file__).resolve().parent
-_TEMPLATES = (_PACKAGE / "slurm" / "job.sh", _PACKAGE.parent / "slurm" / "job.sh")  # installed, checkout
+_TEMPLATES = (_PACKAGE / "slurm", _PACKAGE.parent / "slurm")  # installed, checkout
 _OF_BATCH = ("batch", "export-file", "ignore-pbs", "input", "kill-on-invalid-dep")  # options that salloc lacks
 _BLANK_LINES = re.compile(r"\n{3,}")
 
@@ -45,34 +45,48 @@ def elastic_name(name: str) -> str:
     return f"{name}-reward"
 
 
+def satellite_name(name: str, job: str) -> str:
+    """The name of a job of its own (`Component.job`). `name`: that of the run's own job."""
+    return f"{name}-{job}"
+
+
 def render_script(plan: Plan, config: RunConfig, site: SiteConfig, run: RunDir) -> str:
-    components = [_directives(component, plan, config, site, run) for component in plan.components]
+    components = [_of_component(component, plan, config, site, run) for component in plan.home]
     first = site.options(plan.components[0].hardware)
-    text = Template(_template()).substitute(
+    return fill(
+        "job.sh",
         title=f"{config.name} on site {site.name}: {_one_line(cost_line(plan))}",
         directives="\n#SBATCH hetjob\n".join(components),
         setup="\n".join(setup_lines(site, first)),
         command=shlex.join([first.python or sys.executable, "-P", "-m", SUPERVISOR, "--run-dir", str(run.path)]),
     )
-    return _BLANK_LINES.sub("\n\n", text)
 
 
-def _template() -> str:
-    for path in _TEMPLATES:
+def fill(template: str, **values: str) -> str:
+    """The text of a batch script, from a file of the directory slurm."""
+    for path in (directory / template for directory in _TEMPLATES):
         if path.is_file():
-            return path.read_text()
-    raise SiteError("the installation has no slurm/job.sh", "install rollart-hpc again")
+            return _BLANK_LINES.sub("\n\n", Template(path.read_text()).substitute(values))
+    raise SiteError(f"the installation has no slurm/{template}", "install rollart-hpc again")
 
 
-def _directives(component: Component, plan: Plan, config: RunConfig, site: SiteConfig, run: RunDir) -> str:
+def _of_component(component: Component, plan: Plan, config: RunConfig, site: SiteConfig, run: RunDir) -> str:
     options = site.options(component.hardware)
-    chosen: list[Option] = [("job-name", job_name(config, run)), ("partition", component.partition)]
-    chosen += _resources(component, site)
-    chosen += [("time", clock(plan.time_minutes)), ("requeue", None), ("propagate", "NONE")]
-    chosen += permissions(config, options)
+    of_script: list[Option] = []
     if component.index == 0:
-        chosen += _of_the_script(config, options, run)
-    chosen += free_options({**options.sbatch, **config.job.sbatch})
+        of_script = [("signal", f"B:USR1@{config.job.signal_s}"), *of_the_script(options, run)]
+    return directives(component, job_name(config, run), plan.time_minutes, config, site, of_script)
+
+
+def directives(
+    component: Component, name: str, minutes: int, config: RunConfig, site: SiteConfig, of_script: list[Option]
+) -> str:
+    options = site.options(component.hardware)
+    chosen: list[Option] = [("job-name", name), ("partition", component.partition)]
+    chosen += _resources(component, site)
+    chosen += [("time", clock(minutes)), ("requeue", None), ("propagate", "NONE")]
+    chosen += permissions(config, options)
+    chosen += [*of_script, *free_options({**options.sbatch, **config.job.sbatch})]
     return "\n".join(f"#SBATCH --{name}" + ("" if value is None else f"={_quoted(value)}") for name, value in chosen)
 
 
@@ -118,8 +132,7 @@ def permissions(config: RunConfig, options: Options) -> Iterator[Option]:
     yield from ((name, value) for name, value in chosen.items() if value)
 
 
-def _of_the_script(config: RunConfig, options: Options, run: RunDir) -> Iterator[Option]:
-    yield "signal", f"B:USR1@{config.job.signal_s}"
+def of_the_script(options: Options, run: RunDir) -> Iterator[Option]:
     yield "chdir", str(run.path)
     yield "output", f"{str(run.job_logs).replace('%', '%%')}/%x-%j.log"
     yield "open-mode", "append"

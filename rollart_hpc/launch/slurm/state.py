@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from rollart_hpc.errors import command_line
@@ -37,19 +38,20 @@ def view(run: RunDir, rows: list[JobRow] | None) -> View:
     if rows is None:
         return View(None if of_controller else told or RunState.PENDING, reason or "Slurm does not answer")
     records = record.read(run)
-    live = [row for row in rows if not is_over(row)]
+    own = [row for row in rows if not row.unit]
+    live = [row for row in own if not is_over(row)]
     if live and all(row.state in WAITING for row in live):
         return View(RunState.PENDING, _why_pending(live), rows)
     if live and told is not None and told.is_over and not _has_ended(records, int(leader_of(live[0].job))):
         return View(RunState.STARTING, "", rows)  # an earlier job told that
     if live:
-        return View(None if of_controller else told or RunState.STARTING, reason, rows)
+        return View(None if of_controller else told or RunState.STARTING, reason or _why_incomplete(rows), rows)
     if told is None and not job_ids(run) and not record.is_cancelled(records):
         fix = f"if its submission failed, submit it again: {command_line('resume', run.path)}"
         return View(RunState.PENDING, f"it has no known job; {fix}", rows)
     if told is RunState.FINISHED:
         return View(told, reason, rows)
-    said = ", ".join(dict.fromkeys(row.state for row in rows))
+    said = ", ".join(dict.fromkeys(row.state for row in own))
     if record.is_cancelled(records) or said == "CANCELLED":
         return View(RunState.CANCELLED, reason if told is RunState.CANCELLED else "", rows)
     if told in (None, RunState.RUNNING, RunState.REQUEUED):
@@ -69,6 +71,16 @@ def _why_pending(live: list[JobRow]) -> str:
     starts = [row.start for row in live if row.start]
     estimated = f"; expected to start at {max(starts)}" if starts else ""
     return f"{', '.join(reasons) or 'waiting'}{estimated}"
+
+
+def _why_incomplete(rows: list[JobRow]) -> str:
+    """Which nodes the run still waits for; empty if it has all."""
+    waiting = Counter((row.partition, row.reason) for row in rows if row.unit and row.state in WAITING)
+    listed = [
+        f"{count} job{'s' * (count > 1)} in partition {partition}" + (f", {reason}" if reason else "")
+        for (partition, reason), count in waiting.items()
+    ]
+    return f"waiting for {'; '.join(listed)}" if listed else ""
 
 
 class StateWatch:

@@ -19,6 +19,7 @@ from rollart_hpc.launch.slurm.commands import Slurm, SlurmError, SlurmSilent
 from rollart_hpc.launch.slurm.inventory import is_usable
 from rollart_hpc.launch.slurm.permission import need_permission
 from rollart_hpc.launch.slurm.queue import job_ids, leader_of, live_jobs, own_job_ids
+from rollart_hpc.launch.slurm.satellite_script import render_satellite
 from rollart_hpc.launch.slurm.script import job_name, render_script
 from rollart_hpc.rundir import RunDir
 
@@ -57,6 +58,12 @@ class Request:
         return render_script(self.plan, self.config, self.site, self.run)
 
     @property
+    def other_scripts(self) -> list[str]:
+        """Of the jobs that the run itself will submit, one for each class."""
+        kinds = {component.hardware: component for component in reversed(self.plan.satellites)}
+        return [render_satellite(one, self.plan, self.config, self.site, self.run) for one in kinds.values()]
+
+    @property
     def name(self) -> str:
         return job_name(self.config, self.run)
 
@@ -70,7 +77,9 @@ def check_request(request: Request, slurm: Slurm, say: Say) -> str:
             f"job {busy[0]} of {request.run.path} is still in the queue",
             f"wait for it, or end it: {command_line('cancel', request.run.path)}",
         )
-    return test_script(request, slurm, say)
+    for script in request.other_scripts:
+        test_script(script, request.plan, slurm, say)
+    return test_script(request.script, request.plan, slurm, say)
 
 
 def _busy(request: Request, slurm: Slurm) -> list[str]:
@@ -79,15 +88,15 @@ def _busy(request: Request, slurm: Slurm) -> list[str]:
     return live_jobs(slurm, own_job_ids(request.run), [request.name, *names])
 
 
-def test_script(request: Request, slurm: Slurm, say: Say) -> str:
+def test_script(script: str, plan: Plan, slurm: Slurm, say: Say) -> str:
     """Have Slurm check the script without submitting it."""
-    answer = slurm.ask("sbatch", "--test-only", stdin=request.script)
+    answer = slurm.ask("sbatch", "--test-only", stdin=script)
     if answer.code == 0:
         starts = _START.findall(answer.stderr)
         return max(starts, default="")
     if _NO_ANSWER.search(answer.stderr):
         raise SiteError(f"Slurm does not answer: {answer.stderr.strip()}", "check that it is up: scontrol ping")
-    waits_for = _unusable_now(request.plan, slurm) if _NOT_NOW.search(answer.stderr) else []
+    waits_for = _unusable_now(plan, slurm) if _NOT_NOW.search(answer.stderr) else []
     if not waits_for:
         raise _refused(answer.stderr)
     say(f"warning: the job can't start now and will wait in the queue: {'; '.join(waits_for)}")
@@ -124,7 +133,7 @@ def submit_again(request: Request, slurm: Slurm, say: Say) -> int:
     past = job_ids(request.run)
     record.add(request.run, record.Submitting(request.name))
     job_id = _submit_once(request, slurm, say, past)
-    record.add(request.run, record.Submitted(job_id, len(request.plan.components), request.name))
+    record.add(request.run, record.Submitted(job_id, len(request.plan.home), request.name))
     if record.is_cancelled(record.read(request.run)):
         slurm.ask("scancel", str(job_id))
         raise UserError(f"{request.run.path} was cancelled while it was being submitted", _resume(request.run))

@@ -1,11 +1,14 @@
 """GPU-hours of a run by hardware class: allocated, and idle among those. Never calls Slurm.
 
-Allocated time runs from the start to the end of each job. Busy time comes from the traces of the processes on GPUs.
+Allocated time runs from the start to the end of each job that holds GPUs. Busy time comes from the traces of the
+processes on GPUs.
 """
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
+from collections.abc import Iterator
 
 from rollart_hpc.launch.plan import Plan
 from rollart_hpc.launch.slurm import record
@@ -40,7 +43,23 @@ def _given(records: list[record.Record], up_s: float) -> defaultdict[str, float]
         for part in line.parts:
             if part.num_gpus:
                 held[part.hardware] += part.num_gpus * lasted.get(key, untold_s)
+    for start, lasted_s in _satellites(records):
+        held[start.hardware] += start.num_gpus * lasted_s
     return held
+
+
+def _satellites(records: list[record.Record]) -> Iterator[tuple[record.Satellite, float]]:
+    """Starts of jobs that held only nodes for the run, and seconds; until now, or the run's end, if it has none."""
+    until_s = max((line.time_s for line in records if isinstance(line, record.Ended)), default=time.time())
+    begun: dict[str, record.Satellite] = {}
+    for line in records:
+        if isinstance(line, record.Satellite) and line.num_gpus and line.what in ("began", "ended"):
+            before = begun.pop(line.unit, None)
+            if before is not None:
+                yield before, line.time_s - before.time_s
+            if line.what == "began":
+                begun[line.unit] = line
+    yield from ((line, max(0.0, until_s - line.time_s)) for line in begun.values())
 
 
 def _busy(run: RunDir, plan: Plan) -> defaultdict[str, float]:

@@ -15,6 +15,7 @@ import pytest
 
 from rollart_hpc.config.resolved import write_resolved
 from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.launch.agents.address import write_over
 from rollart_hpc.launch.agents.child import RemoteChild
 from rollart_hpc.launch.agents.server import AgentServer, Arrived, Departed, Warning
 from rollart_hpc.launch.ownership import start_ticks
@@ -53,8 +54,9 @@ class Nodes:
     def serve(self) -> None:
         self.server = AgentServer(self.run, "127.0.0.1", heartbeat_s=0.1, silence_s=self.silence_s)
 
-    def add(self, host: str, **variables: str) -> subprocess.Popen[bytes]:
+    def add(self, host: str, *options: str, **variables: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "rollart_hpc.launch.agents.agent", f"--run-dir={self.run.path}", "--job=7"]
+        command += options
         full = {**os.environ, "SLURMD_NODENAME": host, **variables}
         self.processes.append(subprocess.Popen(command, env=full))
         self.until(Arrived, f"agent-{host}-7")
@@ -185,3 +187,49 @@ def test_slurm_s_warning_is_passed_on_and_ends_nothing(make_nodes: Callable[...,
     agent.send_signal(signal.SIGTERM)
     nodes.until(Warning, "agent-n1-7")
     assert agent.poll() is None and not child.has_ended()
+
+
+def test_an_agent_that_may_wait_goes_over_to_the_next_supervisor(make_nodes: Callable[..., Nodes]) -> None:
+    """The first one ends in good order, the second one is killed, the third one says that the run is over."""
+    nodes = make_nodes()
+    agent = nodes.add("n1", "--nodes=h20-0,h20-1", f"--wait-s={LIMIT_S}", SLURM_PROCID="1")
+    child = nodes.start("n1", "child", SLEEPER)
+    nodes.printed(child)
+    pid, ticks = until(lambda: child.pid), start_ticks(child.pid)
+    nodes.server.close()
+    until(lambda: not is_running(pid, ticks))
+    nodes.serve()
+    arrived = nodes.until(Arrived, "agent-n1-7")
+    assert arrived.offer.nodes == ["h20-1"] and agent.poll() is None
+
+    again = nodes.start("n1", "again", SLEEPER)
+    nodes.printed(again)
+    pid, ticks = until(lambda: again.pid), start_ticks(again.pid)
+    abandoned = nodes.server
+    nodes.serve()  # while the other still answers: a newer one counts
+    nodes.until(Arrived, "agent-n1-7")
+    until(lambda: not is_running(pid, ticks))
+    abandoned.close()
+    nodes.server.close()
+    write_over(nodes.run)
+    assert agent.wait(LIMIT_S) == 0
+
+
+def test_an_agent_whose_supervisor_does_not_come_back_leaves(make_nodes: Callable[..., Nodes]) -> None:
+    nodes = make_nodes()
+    agent = nodes.add("n1", "--nodes=h20-0", "--wait-s=0.5", SLURM_PROCID="0")
+    nodes.server.close()
+    assert agent.wait(LIMIT_S) == 3
+
+
+def test_a_relay_that_was_killed_leaves_no_weights(make_nodes: Callable[..., Nodes]) -> None:
+    nodes = make_nodes()
+    nodes.add("n1")
+    order = Order(Proc("relay-n1", "relay", "cpu", "n1"), 1, nodes.run.path / "relay.log")
+    child = nodes.server.start("agent-n1-7", order, ["-c", SLEEPER, "--node", "n1"], {})
+    nodes.printed(child)
+    store = nodes.run.store_root / "n1"
+    store.mkdir(parents=True)
+    (store / "owner").write_text(order.incarnation)
+    nodes.server.close()
+    until(lambda: not nodes.run.store_root.exists())

@@ -13,6 +13,7 @@ from rollart_hpc.launch.slurm.allocation import Allocation
 from rollart_hpc.launch.slurm.budget import Budget
 from rollart_hpc.launch.slurm.commands import Slurm
 from rollart_hpc.launch.slurm.place import SlurmPlace
+from rollart_hpc.launch.slurm.satellites import Satellites
 from rollart_hpc.rundir import RunDir
 
 LIMIT_S = 60
@@ -41,5 +42,7 @@ def test_a_checkpoint_may_take_the_time_that_is_left_but_for_the_end_of_the_job(
     site = load_site("dev")
     allocation = Allocation(12, (12, 13, 14), {}, 0)
     config = load("quickstart")
-    place = SlurmPlace(RunDir(tmp_path), config, make_plan(config, site), site, allocation, Slurm(), budget)
+    run, plan, slurm = RunDir(tmp_path), make_plan(config, site), Slurm()
+    satellites = Satellites(run, config, plan, site, slurm, print)
+    place = SlurmPlace(run, config, plan, site, allocation, slurm, budget, satellites)
     assert save_s - LIMIT_S < place.save_s(60.0) <= save_s
