@@ -142,7 +142,7 @@ def test_a_prefill_that_is_lost_is_asked_for_again():
 
 
 def test_turns_are_counted_by_pool_whether_they_run_or_wait():
-    scene = Scene(engines=(("engine-c", "compute"),), tasks={"a": TaskRules(1, "compute"), "b": TaskRules(1)})
+    scene = Scene(engines=(("engine-c", "compute"),), tasks={"a": TaskRules(1, ("compute",)), "b": TaskRules(1)})
     assert scene.core.router.turns() == {"compute": 0}
     plays = scene.take(ev.Play)
     for play in plays:

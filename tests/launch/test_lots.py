@@ -31,7 +31,7 @@ def test_the_trainer_and_every_node_of_engines_are_jobs() -> None:
     by_job = {component.job: component for component in made.components}
     assert by_job["h20-0"].per_node.gpus + by_job["h20-1"].per_node.gpus == 12
     assert {proc.role for proc in by_job["trainer"].procs} == {"trainer", "relay"}
-    assert made.gpu_hours == (1 + 2 + 12) * 2
+    assert made.gpu_hours == (1 + 2 + 12) * made.time_minutes / 60
 
 
 def test_the_engines_of_a_class_may_share_a_job() -> None:

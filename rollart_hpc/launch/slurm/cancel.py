@@ -91,8 +91,8 @@ class _Ending:
         plans = {job: self._how(next(iter(states.values())), began.get(job)) for job, states in found.items()}
         needed = {str(job) for job in record.satellites(record.read(self._run))} if "save" in plans.values() else set()
         for job, how in plans.items():
-            if how == "end" and job in needed:
-                continue  # its nodes save the checkpoint
+            if job in needed:
+                continue  # its nodes save the checkpoint; the supervisor ends it
             if how and (how != self._asked.get(job) or how == "dequeue"):
                 self._asked[job] = how
                 getattr(self, f"_{how}")(job, began.get(job))

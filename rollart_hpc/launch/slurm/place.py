@@ -239,10 +239,8 @@ class SlurmPlace:
         parts = []
         for _, seats in sorted(by_component.items()):
             component = self._plan.component_of(seats[0].node)
-            within, prologue = (
-                Inside(self._run, self._config, self._site),
-                prologue_of(component, self._plan, self._site),
-            )
+            within = Inside(self._run, self._config, self._site)
+            prologue = prologue_of(component, self._plan, self._site)
             options = [*self._part(order, seats), *within.srun_options(component)]
             parts.append([*options, *within.command(component, command, prologue)])
         return [*full, *parts[0], *(word for part in parts[1:] for word in (":", *part))]

@@ -18,7 +18,7 @@ from rollart_hpc.launch.slurm import cancel, fleet, record, satellites
 from rollart_hpc.launch.slurm.commands import Answer, Slurm, SlurmSilent
 from rollart_hpc.launch.slurm.queue import Queue, job_names
 from rollart_hpc.launch.slurm.satellites import Satellites
-from rollart_hpc.launch.slurm.state import job_state
+from rollart_hpc.launch.slurm.state import view
 from rollart_hpc.launch.slurm.usage import _given
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import RunState
@@ -195,8 +195,8 @@ def test_status_cancel_and_gpu_hours_know_all_jobs(run: RunDir, make: Make, monk
     one.open()
     until(lambda: len(slurm.jobs) == 4)
     one.close()
-    state = job_state(run, Queue(run, slurm))
-    assert [row.unit for row in state.rows] == ["", "trainer", "h800-1", "h20-0"]
+    state = view(run, Queue(run, slurm).rows())
+    assert [row.unit for row in state.jobs] == ["", "trainer", "h800-1", "h20-0"]
     assert "waiting for 2 jobs in partition h800, waiting for free nodes (Resources); 1 job in" in state.reason
 
     def held(what: Any, time_s: float) -> None:

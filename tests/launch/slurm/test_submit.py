@@ -149,14 +149,14 @@ def test_what_would_only_wait_is_a_warning(request_: Request, command) -> None:
     command("sbatch", NOT_AVAILABLE)
     command("sinfo", nodes("drained", "drained*"))
     said = list[str]()
-    assert submitting.test_script(request_, Slurm(), said.append) == ""
+    assert submitting.test_script(request_.script, request_.plan, Slurm(), said.append) == ""
     (warning,) = said
     assert (
         "will wait in the queue: 2 of 2 nodes of partition h20 can't be used (drained: fan, drained*: fan)" in warning
     )
     command("sinfo", nodes("idle", "mixed"))
     with pytest.raises(UserError, match="node configuration is not available"):
-        submitting.test_script(request_, Slurm(), print)
+        submitting.test_script(request_.script, request_.plan, Slurm(), print)
 
 
 def test_a_run_that_is_cancelled_while_it_is_submitted_leaves_no_job(
