@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 from rollart_hpc.devcluster.cluster import Cluster
+from rollart_hpc.launch.launcher import launcher_of_run
 from rollart_hpc.launch.ownership import read_ownership
-from rollart_hpc.launch.slurm.queue import Queue
-from rollart_hpc.launch.status import run_status
 from rollart_hpc.observe.status import read_status
 from tests.slurm.submitted import ALONE, LIMIT_S, SLOWLY, Submitted, cli
 
@@ -41,7 +40,7 @@ class Jobs(Submitted):
 
     def host(self, unit: str) -> str:
         """Where the job of a unit runs; empty if it does not."""
-        rows = run_status(self.run, Queue(self.run)).jobs
+        rows = launcher_of_run(self.run).watch(self.run).look().jobs
         return next((row.nodes for row in rows if row.unit == unit and row.state == "RUNNING"), "")
 
     def num_engines(self, pool: str) -> int:
