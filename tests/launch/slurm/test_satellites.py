@@ -219,8 +219,6 @@ def test_status_cancel_and_gpu_hours_know_all_jobs(run: RunDir, make: Make, monk
     ending.jobs = slurm.jobs
     monkeypatch.setattr(cancel, "END_S", 0.0)
     cancel.cancel_jobs(run, ending, print)
-    assert order[:5] == ["12", "101", "102", "103", "12"], (
-        "a checkpoint needs the trainer: only the supervisor is asked"
-    )
+    assert order[:5] == ["12", "101", "102", "103", "12"], "the trainer must save a checkpoint first"
     assert order.index("102") < len(order) - 1 - order[::-1].index("12"), "the run's own job is cancelled last"
     assert not ending.live()
