@@ -164,7 +164,7 @@ class CheckpointConfig:
 
 @dataclass
 class TimeoutConfig:
-    heartbeat_s: float = key(1.0, "seconds between heartbeats of a process", low=0.05)
+    heartbeat_s: float = key(2.0, "seconds between heartbeats of a process", low=0.05)
     silence_s: float = key(
         20.0,
         "seconds without a heartbeat after which a process counts as lost; after twice as long it is replaced",
