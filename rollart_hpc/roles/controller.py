@@ -16,6 +16,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 from rollart_hpc.errors import RollartError
