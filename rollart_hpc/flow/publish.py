@@ -71,6 +71,7 @@ class Publisher:
         self._holders: dict[str, Worker] = {}  # relays with the newest version
         self._lacking_relays: dict[str, Worker] = {}
         self._lacking_engines: dict[str, Worker] = {}
+        self._to_retry: dict[str, Worker] = {}  # engines whose install failed
         self._num_engines = 0
         self._spoiled: set[str] = set()  # relays whose copy of the newest version is bad or missing
         self._must_publish = False
@@ -117,7 +118,7 @@ class Publisher:
         if worker.role in ("relay", "engine"):
             self._nodes[worker.node].of(worker.role).pop(worker.name, None)
             self._num_engines -= worker.role == "engine"
-            for index in (self._holders, self._lacking_relays, self._lacking_engines):
+            for index in (self._holders, self._lacking_relays, self._lacking_engines, self._to_retry):
                 index.pop(worker.name, None)
         if self.transfer and self.transfer.involves(worker.name):
             self.failed(self.transfer.epoch)
@@ -178,6 +179,7 @@ class Publisher:
         """The next tick tries again."""
         if engine.installing == weights:
             self._end_install(engine)
+        self._to_retry[engine.name] = engine
         self.tally.transfer_failures += 1
         for relay in self._nodes[engine.node].relays.values():
             if relay.held == weights:
@@ -193,7 +195,8 @@ class Publisher:
         if self._must_publish:
             self._must_publish = False
             self._publish_again()
-        self._advance(list(self._lacking_engines.values()))
+        retry, self._to_retry = self._to_retry, {}
+        self._advance(retry.values())
 
     # --- moving on ---------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ Runs without torch. Its exit code belongs to the state in which the run ended (`
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import logging
@@ -15,6 +16,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 from rollart_hpc.errors import RollartError
@@ -41,6 +43,8 @@ TICK_S = 0.2
 RELEASES = 64  # payloads freed per turn of the loop: a step frees thousands
 PROGRESS_S = 1.0  # minimum time between two Progress messages to the supervisor
 FAREWELL_S = 15.0
+_M_TRIM_THRESHOLD, _M_TOP_PAD = -1, -2  # malloc.h
+_KEPT_BYTES, _GROWTH_BYTES = 1 << 30, 16 << 20
 
 log = logging.getLogger("rollart_hpc.controller")
 
@@ -300,8 +304,18 @@ def _stop_collecting_garbage() -> None:
     gc.disable()
 
 
+def _keep_freed_memory() -> None:
+    """A step frees thousands of payloads. glibc would return their pages to the system, which clears them again for the
+    payloads of the next step."""
+    with suppress(AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_TOP_PAD, _GROWTH_BYTES)
+
+
 def main(start: Start) -> int:
     raise_file_limit()
+    _keep_freed_memory()
     controller = Controller(start)
     _stop_collecting_garbage()
     _announce(start, controller)

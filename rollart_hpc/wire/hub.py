@@ -25,8 +25,12 @@ from rollart_hpc.types import Frame
 from rollart_hpc.wire import messages
 from rollart_hpc.wire.keys import ServerKeys
 from rollart_hpc.wire.messages import MAX_FRAME_BYTES, MAX_FRAMES, AnyMessage, BadMessage, Message
+<<<<<<< HEAD
 from rollart_hpc.wire.parts import receive_parts, send_parts
 from rollart_hpc.wire.ports import in_range
+=======
+from rollart_hpc.wire.parts import TornMessage, receive_frames, send_parts, unpack
+>>>>>>> hub
 
 log = logging.getLogger(__name__)
 
@@ -133,27 +137,28 @@ class Hub:
     def _drain(self, arrived: list[Incoming], max_messages: int) -> None:
         for _ in range(max_messages):
             try:
-                identity, *parts = receive_parts(self._router)
+                identity, *frames = receive_frames(self._router)
             except zmq.Again:
                 return
             try:
-                incoming = self._read(identity, parts)
-            except BadMessage as error:
+                incoming = self._read(identity, frames)
+            except (BadMessage, TornMessage) as error:
                 self._complain("bad_messages", f"bad message from {identity[:80]!r}: {error}")
                 continue
             if incoming is not None:
                 arrived.append(incoming)
 
-    def _read(self, identity: bytes, parts: list[bytes]) -> Incoming | None:
-        if max(map(len, parts), default=0) > self._max_frame_bytes:
+    def _read(self, identity: bytes, frames: list[bytes]) -> Incoming | None:
+        if max(map(len, frames), default=0) > self._max_frame_bytes:
             self._complain("oversized", f"frame larger than {self._max_frame_bytes} bytes from {identity[:80]!r}")
             return None
+        parts = unpack(frames)
         if not 1 <= len(parts) <= MAX_FRAMES:
-            raise BadMessage(f"{len(parts)} frames, expected 1 to {MAX_FRAMES}")
+            raise BadMessage(f"{len(parts)} parts, expected 1 to {MAX_FRAMES}")
         message = messages.decode(parts[0])
         known = self._names.get(identity)
         if known is not None and not isinstance(message, messages.Hello):
-            return known, message, list(parts[1:])
+            return known, message, parts[1:]
         name, _, incarnation = identity.decode(errors="replace").partition("#")
         if isinstance(message, messages.Hello) and (name, incarnation) != (message.name, message.incarnation):
             raise BadMessage(f"Hello of {message.name!r} under another identity")
@@ -165,7 +170,7 @@ class Hub:
             self._complain("unknown", f"{type(message).__name__} from {name!r}, which has not sent Hello")
             self._send_raw(identity, messages.WhoAreYou())
             return None
-        return name, message, list(parts[1:])
+        return message.name, message, parts[1:]  # the same object as in Hello: lookups compare by address
 
     def send(self, name: str, message: Message, *frames: Frame) -> bool:
         """False: the peer is not admitted, has vanished, or has stopped reading. A peer can't make it raise."""
@@ -177,7 +182,7 @@ class Hub:
 
     def _send_raw(self, identity: bytes, message: Message, *frames: Frame) -> bool:
         try:
-            send_parts(self._router, [identity, messages.encode(message), *frames])
+            send_parts(self._router, (messages.encode(message), *frames), identity)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 return False

@@ -43,7 +43,7 @@ from rollart_hpc.wire.messages import (
     Welcome,
     WhoAreYou,
 )
-from rollart_hpc.wire.parts import send_parts
+from rollart_hpc.wire.parts import TornMessage, send_parts, unpack
 from rollart_hpc.wire.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
@@ -254,16 +254,17 @@ class Link:
         heard = False
         while True:
             try:
-                parts = self._dealer.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = self._dealer.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return heard
             try:
-                message = messages.decode(parts[0].buffer)
-            except BadMessage as error:
+                header, *payloads = unpack([frame.buffer for frame in frames])
+                message = messages.decode(header)
+            except (BadMessage, TornMessage) as error:
                 log.warning("ignoring a bad message from the controller: %s", error)
                 continue
             heard = True
-            self._receive(message, [part.buffer for part in parts[1:]])
+            self._receive(message, payloads)
 
     def _receive(self, message: AnyMessage, frames: list[Frame]) -> None:
         if isinstance(message, HeartbeatAck):

@@ -15,7 +15,7 @@ import msgspec
 from rollart_hpc.types import Frame
 from rollart_hpc.vocabulary import RunState
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME_BYTES = 64 << 20
 MAX_FRAMES = 4096
 

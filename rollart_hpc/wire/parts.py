@@ -1,13 +1,20 @@
-"""Sends and receives the parts of a message, fast. Owns flags and copying; knows no message.
+"""Sends and receives the parts of a message, fast. Owns frames, flags and copying; knows no message.
 
-pyzmq's own calls check every part, build flags from enums, and ask the socket after each part whether more follow. For
-a typical message (a header of 50 bytes and a few hundred tokens) that costs more than the message itself, so we call
-its backend directly. Small parts are copied: to share one, ZeroMQ's thread would have to release a Python reference.
+ZeroMQ encrypts, allocates and queues every frame by itself. For a typical message (a header of 50 bytes and a few
+hundred tokens) that costs more than the content, so small parts travel together in one frame. The first frame begins
+with a table: the number of parts and the length of each. Then the parts follow. A frame ends where the next part would
+make it too large, and a large part is a frame of its own, which is not copied.
+
+pyzmq's own calls check every frame, build flags from enums, and ask the socket after each frame whether more follow. So
+we call its backend directly. Small frames are copied: to share one, ZeroMQ's thread would have to release a Python
+reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import zmq
@@ -15,27 +22,89 @@ from zmq.backend import Socket as Bare
 
 from rollart_hpc.types import Frame
 
+PACKED_BYTES = 32 << 10  # encrypted in a few dozen microseconds, in which no other connection is served
+_SHARED_BYTES = 64 << 10
 _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-_REST = 0  # blocking is fine after the first part: a message arrives as a whole
-_SHARED_BYTES = 64 << 10
+_REST = 0  # blocking is fine after the first frame: a message arrives as a whole
+_COUNT = struct.Struct("<H")
 _send: Callable[..., Any] = Bare.send
 _recv: Callable[..., Any] = Bare.recv
 
 
-def send_parts(socket: zmq.Socket[bytes], parts: Sequence[Frame]) -> None:
-    """Raises zmq.Again if the queue is full; nothing is sent then."""
-    *others, last = parts
-    for part in others:
-        _send(socket, part, _MORE, len(part) < _SHARED_BYTES)
+class TornMessage(ValueError):
+    """The table does not fit the frames."""
+
+
+@lru_cache
+def _table(num: int) -> struct.Struct:
+    return struct.Struct(f"<H{num}I")
+
+
+def pack(parts: Sequence[Frame]) -> list[Frame]:
+    """The frames of a message."""
+    sizes = [len(part) if type(part) is bytes else memoryview(part).nbytes for part in parts]
+    table = _table(len(parts)).pack(len(parts), *sizes)
+    if sum(sizes) < PACKED_BYTES:
+        return [b"".join((table, *parts))]
+    return list(_frames(table, parts, sizes))
+
+
+def _frames(table: bytes, parts: Sequence[Frame], sizes: list[int]) -> Iterator[Frame]:
+    """No frame is empty: an empty part is only in the table."""
+    together, room = [table], PACKED_BYTES
+    for part, size in zip(parts, sizes, strict=True):
+        if size > room and together:
+            yield b"".join(together)
+            together, room = [], PACKED_BYTES
+        if size > room:
+            yield part
+        elif size:
+            together.append(bytes(part))
+            room -= size
+    if together:
+        yield b"".join(together)
+
+
+def unpack(frames: Sequence[Frame]) -> list[Frame]:
+    """The parts of a message. Raises TornMessage."""
+    try:
+        table = _table(*_COUNT.unpack_from(frames[0]))
+        _, *sizes = table.unpack_from(frames[0])
+    except (IndexError, struct.error):
+        raise TornMessage("the table of parts is missing or cut off") from None
+    parts: list[Frame] = []
+    rest = iter(frames)
+    frame, start = next(rest), table.size
+    for size in sizes:
+        if start == len(frame) and size:
+            frame, start = next(rest, b""), 0
+        end = start + size
+        # A copy is aligned in memory; a piece of a frame is not.
+        parts.append(frame if not start and end == len(frame) else bytes(frame[start:end]))
+        if end > len(frame):
+            raise TornMessage(f"{len(frames)} frames are shorter than the table of parts says")
+        start = end
+    if start != len(frame) or next(rest, None) is not None:
+        raise TornMessage(f"{len(frames)} frames are longer than the table of parts says")
+    return parts
+
+
+def send_parts(socket: zmq.Socket[bytes], parts: Sequence[Frame], to: bytes | None = None) -> None:
+    """`to`: the receiver's identity, if the socket is a ROUTER. Raises zmq.Again if the queue is full."""
+    *others, last = pack(parts)
+    if to is not None:
+        _send(socket, to, _MORE, True)
+    for frame in others:
+        _send(socket, frame, _MORE, len(frame) < _SHARED_BYTES)
     _send(socket, last, _LAST, len(last) < _SHARED_BYTES)
 
 
-def receive_parts(socket: zmq.Socket[bytes]) -> list[bytes]:
-    """Raises zmq.Again if nothing has arrived."""
+def receive_frames(socket: zmq.Socket[bytes]) -> list[bytes]:
+    """The frames of the next message, to be unpacked. Raises zmq.Again if nothing has arrived."""
     frame = _recv(socket, _LAST, False)
-    parts = [frame.bytes]
+    frames = [frame.bytes]
     while frame.more:
         frame = _recv(socket, _REST, False)
-        parts.append(frame.bytes)
-    return parts
+        frames.append(frame.bytes)
+    return frames

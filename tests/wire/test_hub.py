@@ -15,7 +15,8 @@ from rollart_hpc.wire.hub import Hub, identity_of
 from rollart_hpc.wire.keys import ClientKeys, new_keys
 from rollart_hpc.wire.link import Link
 from rollart_hpc.wire.members import Joined
-from rollart_hpc.wire.messages import MAX_FRAMES, Refused, Resend, Stop, WhoAreYou, decode, encode
+from rollart_hpc.wire.messages import MAX_FRAMES, PROTOCOL, Message, Refused, Resend, Stop, WhoAreYou, decode, encode
+from rollart_hpc.wire.parts import pack, send_parts, unpack
 from tests.wire.star import PATIENCE_S, Controller, make_hello
 
 
@@ -34,6 +35,12 @@ class Peer:
             self.socket.curve_secretkey = keys.secret.encode()
             self.socket.curve_serverkey = keys.server_public.encode()
         self.socket.connect(controller.address)
+
+    def send(self, message: Message, *payloads: bytes) -> None:
+        send_parts(self.socket, [encode(message), *payloads])
+
+    def receive(self) -> Message:
+        return decode(unpack(self.socket.recv_multipart())[0])
 
     def close(self) -> None:
         self.socket.close()
@@ -62,7 +69,7 @@ def test_payloads_pass_untouched_and_in_order(controller: Controller) -> None:
 
 def test_stranger_without_a_key(controller: Controller) -> None:
     stranger = Peer(controller)
-    stranger.socket.send(encode(stranger.hello))
+    stranger.send(stranger.hello)
     assert controller.counted("refused_handshakes") >= 1
     run_goes_on(controller)
     stranger.close()
@@ -72,7 +79,7 @@ def test_stranger_without_a_key(controller: Controller) -> None:
 def test_stranger_with_a_wrong_key(controller: Controller) -> None:
     _, other = new_keys()
     stranger = Peer(controller, keys=ClientKeys(other.public, other.secret, controller.client.server_public))
-    stranger.socket.send(encode(stranger.hello))
+    stranger.send(stranger.hello)
     assert controller.counted("refused_handshakes") >= 1
     run_goes_on(controller)
     stranger.close()
@@ -88,7 +95,8 @@ def test_stranger_that_speaks_http(controller: Controller) -> None:
 
 @pytest.mark.parametrize(
     "parts",
-    [[b""], [b"\x01"], [b"\x02" + encode(WhoAreYou())[1:]], [b"\x01\xff\xff garbage"], [encode(WhoAreYou())[:-1]],
+    [[b""], [bytes([PROTOCOL])], [bytes([PROTOCOL + 1]) + encode(WhoAreYou())[1:]],
+     [bytes([PROTOCOL]) + b"\xff\xff garbage"], [encode(WhoAreYou())[:-1]],
      [encode(WhoAreYou())] + [b""] * MAX_FRAMES, [encode(make_hello("somebody-else"))]],
     ids=["empty", "no body", "wrong protocol", "garbage", "cut short", "too many frames", "other's name"],
 )  # fmt: skip
@@ -98,21 +106,30 @@ def test_bad_messages_are_counted_and_logged(
     peer = Peer(controller, keys=controller.client)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            peer.socket.send_multipart(parts)
+            send_parts(peer.socket, parts)
         assert controller.counted("bad_messages", 3) == 3
     assert sum("bad_messages" in line for line in caplog.messages) == 1  # rate-limited
     run_goes_on(controller)
     peer.close()
 
 
+@pytest.mark.parametrize("frames", [[b""], [b"\x01"], [encode(WhoAreYou())], [*pack([encode(WhoAreYou())]), b"more"]])
+def test_torn_messages_are_counted(controller: Controller, frames: list[bytes]) -> None:
+    peer = Peer(controller, keys=controller.client)
+    peer.socket.send_multipart(frames)
+    assert controller.counted("bad_messages", 1) == 1
+    run_goes_on(controller)
+    peer.close()
+
+
 def test_oversized_frame_is_refused_and_the_peer_may_stay(controller: Controller) -> None:
     peer = Peer(controller, keys=controller.client)
-    peer.socket.send(encode(peer.hello))
-    peer.socket.recv()
-    peer.socket.send_multipart([encode(Resend("x", 0, 0)), bytes(100_001)])
+    peer.send(peer.hello)
+    peer.receive()
+    peer.send(Resend("x", 0, 0), bytes(100_001))
     assert controller.counted("oversized") == 1
-    peer.socket.send_multipart([encode(Resend("fits", 0, 0)), bytes(100_000)])
-    assert decode(peer.socket.recv_multipart()[0]) == Stop("fits")
+    peer.send(Resend("fits", 0, 0), bytes(100_000))
+    assert peer.receive() == Stop("fits")
     run_goes_on(controller)
     peer.close()
 
@@ -120,7 +137,7 @@ def test_oversized_frame_is_refused_and_the_peer_may_stay(controller: Controller
 def test_monstrous_frame_costs_the_connection_but_not_the_run(controller: Controller) -> None:
     peer = Peer(controller, keys=controller.client)
     cut = peer.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-    peer.socket.send_multipart([encode(Resend("x", 0, 0)), bytes(1_000_000)])
+    peer.send(Resend("x", 0, 0), bytes(1_000_000))
     assert cut.poll(10_000)
     peer.socket.disable_monitor()
     cut.close()
@@ -130,8 +147,8 @@ def test_monstrous_frame_costs_the_connection_but_not_the_run(controller: Contro
 
 def test_who_never_said_hello_is_asked(controller: Controller) -> None:
     peer = Peer(controller, keys=controller.client)
-    peer.socket.send(encode(Resend("x", 0, 0)))
-    assert isinstance(decode(peer.socket.recv_multipart()[0]), WhoAreYou)
+    peer.send(Resend("x", 0, 0))
+    assert isinstance(peer.receive(), WhoAreYou)
     assert controller.hub.counters["unknown"] == 1
     assert controller.messages.empty()
     peer.close()
@@ -140,15 +157,15 @@ def test_who_never_said_hello_is_asked(controller: Controller) -> None:
 def test_superseded_process_is_refused_for_good(controller: Controller) -> None:
     first, second = Peer(controller, keys=controller.client), Peer(controller, keys=controller.client)
     for peer in (first, second):
-        peer.socket.send(encode(peer.hello))
-        peer.socket.recv_multipart()
-    assert isinstance(decode(first.socket.recv_multipart()[0]), Refused)
-    first.socket.send(encode(first.hello))  # comes back later than the newer one
-    assert isinstance(decode(first.socket.recv_multipart()[0]), Refused)
+        peer.send(peer.hello)
+        peer.receive()
+    assert isinstance(first.receive(), Refused)
+    first.send(first.hello)  # comes back later than the newer one
+    assert isinstance(first.receive(), Refused)
     assert controller.hub.counters["superseded"] == 1
     assert controller.members.alive["odd-0"].incarnation == second.hello.incarnation
-    second.socket.send(encode(Resend("mine", 0, 0)))
-    assert decode(second.socket.recv_multipart()[0]) == Stop("mine")
+    second.send(Resend("mine", 0, 0))
+    assert second.receive() == Stop("mine")
     first.close()
     second.close()
 
@@ -165,7 +182,7 @@ def test_send_to_nobody_and_to_the_vanished_is_false() -> None:
 
 def test_vanished_peer_after_a_conversation(controller: Controller) -> None:
     peer = Peer(controller, keys=controller.client)
-    peer.socket.send(encode(peer.hello))
+    peer.send(peer.hello)
     assert isinstance(controller.event(), Joined)
     peer.close()
     run_goes_on(controller)

@@ -22,9 +22,8 @@ from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.hub import identity_of
 from rollart_hpc.wire.keys import ClientKeys
 from rollart_hpc.wire.link import CLOCK_BEATS
-from rollart_hpc.wire.parts import receive_parts, send_parts
+from rollart_hpc.wire.parts import receive_frames, send_parts, unpack
 
-SOCKETS_PER_CONTEXT = 1000  # the default limit of a ZeroMQ context is 1,023
 FILES_PER_SOCKET = 2  # the connection, and the descriptor that wakes its reader
 SPARE_FILES = 100
 LOST = (ms.WhoAreYou, ms.Refused)
@@ -70,11 +69,11 @@ class Peer:
         """Read and answer messages until none is left."""
         while True:
             try:
-                parts = receive_parts(self.socket)
+                frames = receive_frames(self.socket)
             except zmq.Again:
                 return
             self.unheard = 0
-            message = ms.decode(parts[0])
+            message = ms.decode(unpack(frames)[0])
             if isinstance(message, LOST):
                 why = message.reason if isinstance(message, ms.Refused) else "the controller no longer knows it"
                 raise SiteError(f"{self.identity.name}: {why}", "look for the reason in the controller's log")
@@ -100,7 +99,7 @@ class Sockets:
     def __init__(self, address: str, keys: ClientKeys) -> None:
         self.peers: list[Peer] = []
         self._address, self._keys = address, keys
-        self._contexts: list[zmq.Context[Any]] = []
+        self._context = zmq.Context()
         self._epoll = select.epoll()
         self._by_fd: dict[int, Peer] = {}
         self._look_s = float("inf")  # when the next worker is checked
@@ -109,10 +108,9 @@ class Sockets:
 
     def connect(self, identities: list[Identity], answer: Answer) -> None:
         _need_files(FILES_PER_SOCKET * len(identities) + SPARE_FILES)
-        for number, identity in enumerate(identities):
-            if number % SOCKETS_PER_CONTEXT == 0:
-                self._contexts.append(zmq.Context())
-            peer = Peer(self._contexts[-1], self._address, self._keys, identity, answer)
+        self._context.set(zmq.MAX_SOCKETS, len(identities) + 1)
+        for identity in identities:
+            peer = Peer(self._context, self._address, self._keys, identity, answer)
             self.peers.append(peer)
             fd = int(peer.socket.getsockopt(zmq.FD))
             self._by_fd[fd] = peer
