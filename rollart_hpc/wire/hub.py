@@ -25,12 +25,8 @@ from rollart_hpc.types import Frame
 from rollart_hpc.wire import messages
 from rollart_hpc.wire.keys import ServerKeys
 from rollart_hpc.wire.messages import MAX_FRAME_BYTES, MAX_FRAMES, AnyMessage, BadMessage, Message
-<<<<<<< HEAD
-from rollart_hpc.wire.parts import receive_parts, send_parts
-from rollart_hpc.wire.ports import in_range
-=======
 from rollart_hpc.wire.parts import TornMessage, receive_frames, send_parts, unpack
->>>>>>> hub
+from rollart_hpc.wire.ports import in_range
 
 log = logging.getLogger(__name__)
 
