@@ -9,7 +9,6 @@ import sys
 
 from rollart_hpc.cli.main import main as run_command
 from rollart_hpc.cli.plan import load_for_site, new_run
-from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import RollartError
 from rollart_hpc.launch.launcher import Session, launcher_of, launcher_of_run
 from rollart_hpc.rundir import RunDir, open_run_dir
@@ -20,19 +19,11 @@ def debug(args: argparse.Namespace) -> int:
     if args.inside:
         return _sit(open_run_dir(args.run), is_guest=False)
     loaded = load_for_site(args)
-    in_one_allocation(loaded.config)
     new = new_run(loaded, args.run_dir)
     _say(f"run directory {new.run.path}")
     inside = [sys.executable, "-P", "-m", "rollart_hpc.cli", "debug", "--inside", str(new.run.path)]
     code = launcher_of(loaded.site).allocate(new, inside)
     return _sit(new.run, is_guest=True) if code is None else code
-
-
-def in_one_allocation(config: RunConfig) -> None:
-    """An allocation with a prompt has all nodes of the run."""
-    config.launch.mode = "het"
-    for pool in config.pools.values():
-        pool.elastic.min = pool.elastic.max = 0
 
 
 def _sit(run: RunDir, *, is_guest: bool) -> int:

@@ -45,6 +45,8 @@ def _classes(records: list[record.Record]) -> dict[int, str]:
             found |= {part.job: part.hardware for part in line.parts}
         elif isinstance(line, record.ElasticJob):
             found[line.job] = ELASTIC
+        elif isinstance(line, record.Satellite) and line.job:
+            found[line.job] = line.hardware
     return found
 
 

@@ -16,11 +16,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
 from rollart_hpc.config.resolved import read_resolved, read_site
+from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import UserError
 from rollart_hpc.files import make_directory
@@ -44,6 +45,12 @@ _OF_THE_ALLOCATION = re.compile(
 )
 
 Say = Callable[[str], None]
+
+
+def in_one_allocation(config: RunConfig) -> RunConfig:
+    """The same run without jobs of their own: an allocation with a prompt has all nodes."""
+    still = {name: replace(pool, elastic=replace(pool.elastic, min=0, max=0)) for name, pool in config.pools.items()}
+    return replace(config, launch=replace(config.launch, mode="het"), pools=still)
 
 
 def salloc_command(run: RunDir, plan: Plan, inside: list[str]) -> list[str]:

@@ -11,14 +11,21 @@ from rollart_hpc.config.resolved import read_site
 from rollart_hpc.errors import RollartError
 from rollart_hpc.launch.changes import Proposal
 from rollart_hpc.launch.launcher import Handed, NewRun, Say, Session
+from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.launch.plan_file import create_run, read_plan
 from rollart_hpc.launch.screen import Screen
 from rollart_hpc.launch.slurm import accounting, record
 from rollart_hpc.launch.slurm.cancel import cancel_guest, cancel_jobs
 from rollart_hpc.launch.slurm.commands import Slurm, clean_environment
-from rollart_hpc.launch.slurm.interactive import current_session, salloc_command, supervised, supervisor_command
+from rollart_hpc.launch.slurm.interactive import (
+    current_session,
+    in_one_allocation,
+    salloc_command,
+    supervised,
+    supervisor_command,
+)
 from rollart_hpc.launch.slurm.nodes import note_nodes
-from rollart_hpc.launch.slurm.queue import Queue, all_rows, is_over, job_ids
+from rollart_hpc.launch.slurm.queue import Queue, all_rows, is_over, job_ids, rows_of
 from rollart_hpc.launch.slurm.script import job_name, render_script
 from rollart_hpc.launch.slurm.state import StateWatch, view
 from rollart_hpc.launch.slurm.submit import Request, check_request, submit, submit_again
@@ -83,9 +90,7 @@ class SlurmLauncher:
         rows = all_rows(Slurm()) if runs else {}
         found = []
         for run in runs:
-            newest = job_ids(run)[-1:]
-            mine = None if rows is None else [row for job in newest for row in rows.get(str(job), [])]
-            found.append(compose(run, view(run, mine)))
+            found.append(compose(run, view(run, None if rows is None else rows_of(run, rows))))
         return found
 
     def account(self, status: RunStatus) -> None:
@@ -117,11 +122,13 @@ class SlurmLauncher:
         return self.watch(run).look().state
 
     def allocate(self, new: NewRun, inside: list[str]) -> int | None:
-        create_run(new.run, new.config, new.site, new.plan)
+        config = in_one_allocation(new.config)
+        plan = make_plan(config, new.site)
+        create_run(new.run, config, new.site, plan)
         if "SLURM_JOB_ID" in os.environ:
             return None
         record.add(new.run, record.Submitting(job_name(new.config, new.run)))
-        command = salloc_command(new.run, new.plan, inside)
+        command = salloc_command(new.run, plan, inside)
         return subprocess.run(command, env=clean_environment(), check=False).returncode
 
     @contextmanager

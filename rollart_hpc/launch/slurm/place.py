@@ -32,8 +32,8 @@ from rollart_hpc.launch.slurm.agent_steps import AgentSteps, prologue_of, step_e
 from rollart_hpc.launch.slurm.allocation import Allocation
 from rollart_hpc.launch.slurm.budget import Budget
 from rollart_hpc.launch.slurm.commands import Slurm, SlurmError
+from rollart_hpc.launch.slurm.node_agents import NodeAgents
 from rollart_hpc.launch.slurm.requeue import requeue_the_rest, time_to_leave_s
-from rollart_hpc.launch.slurm.roster import Roster
 from rollart_hpc.launch.slurm.satellites import Satellites
 from rollart_hpc.launch.slurm.step import SrunStep
 from rollart_hpc.processes.lifetime import STAYS_VARIABLE
@@ -67,7 +67,7 @@ class SlurmPlace:
         self._local = LocalPlace()
         self._leave_s = math.inf  # on the local monotonic clock
         self._satellites = satellites
-        self._roster = Roster(allocation.hosts, self._invite)
+        self._roster = NodeAgents(allocation.hosts, self._invite)
         self._told: Progress | None = None
         self._steps = AgentSteps(run, config, plan, site, allocation, lambda step: self._cancel([step]))
         self.nodes: Nodes | None = None

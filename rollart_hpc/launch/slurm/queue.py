@@ -85,18 +85,14 @@ class Queue:
         jobs = job_ids(self._run)
         if not jobs:
             return []
-        units = record.satellites(record.read(self._run))
+        if record.satellites(record.read(self._run)):
+            rows = all_rows(self._slurm)
+            return None if rows is None else rows_of(self._run, rows)
         try:
-            if units:
-                found = self._slurm.table("squeue", FIELDS, f"--user={getpass.getuser()}", "--states=all")
-            else:
-                found = self._slurm.table("squeue", FIELDS, f"--jobs={jobs[-1]}", "--states=all")
+            found = self._slurm.table("squeue", FIELDS, f"--jobs={jobs[-1]}", "--states=all")
         except SlurmError as error:
             return [] if "invalid job id" in error.stderr.lower() else None
-        own = [_row(fields) for fields in found if int(leader_of(fields["job"])) == jobs[-1]]
-        leaders = [(fields, int(leader_of(fields["job"]))) for fields in found]
-        others = [_row(fields, units[leader]) for fields, leader in leaders if leader in units]
-        return [*sorted(own, key=lambda row: row.job), *(row for row in others if not is_over(row))]
+        return sorted((_row(fields) for fields in found), key=lambda row: row.job)
 
 
 def job_ids(run: RunDir) -> list[int]:
@@ -113,8 +109,9 @@ def own_job_ids(run: RunDir) -> list[int]:
 
 def job_names(run: RunDir) -> list[str]:
     """Names of all jobs of the run, also of elastic workers: one may be in the queue before it is recorded."""
-    names = dict.fromkeys(line.name for line in record.read(run) if isinstance(line, record.Submitting))
-    return [*names, *(elastic_name(name) for name in names), *record.satellite_names(record.read(run))]
+    records = record.read(run)
+    names = dict.fromkeys(line.name for line in records if isinstance(line, record.Submitting))
+    return [*names, *(elastic_name(name) for name in names), *record.satellite_names(records)]
 
 
 def live_jobs(slurm: Slurm, ids: Iterable[int], names: Collection[str]) -> list[str]:
@@ -147,6 +144,14 @@ def all_rows(slurm: Slurm) -> dict[str, list[JobRow]] | None:
     return rows
 
 
+def rows_of(run: RunDir, rows: dict[str, list[JobRow]]) -> list[JobRow]:
+    """Of all your jobs, those of this run: the newest one, and others that hold nodes for it."""
+    own = [row for job in job_ids(run)[-1:] for row in rows.get(str(job), [])]
+    units = record.satellites(record.read(run))
+    others = [msgspec.structs.replace(row, unit=unit) for job, unit in units.items() for row in rows.get(str(job), [])]
+    return [*own, *(row for row in others if not is_over(row))]
+
+
 def leader_of(job: str) -> str:
     """12 for 12, 12+1 and 12_3."""
     return re.split(r"[+_]", job)[0]
@@ -175,7 +180,7 @@ def words(reason: str) -> str:
     return f"{text} ({reason})" if text else reason
 
 
-def _row(fields: dict[str, str], unit: str = "") -> JobRow:
+def _row(fields: dict[str, str]) -> JobRow:
     known = {name: "" if value in ("N/A", "(null)") else value for name, value in fields.items()}
     waits = known["state"] == PENDING
-    return msgspec.convert({**known, "reason": words(known["reason"]) if waits else "", "unit": unit}, JobRow)
+    return msgspec.convert({**known, "reason": words(known["reason"]) if waits else ""}, JobRow)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from rollart_hpc.config.pools import engine_of
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import RollartError, SiteError
@@ -45,7 +46,9 @@ class Satellites:
         name = job_name(config, run)
         self._names = {satellite_name(name, unit): unit for unit in self._units}
         self._scalers = {
-            pool: PoolScaler(one.elastic, one.engines, one.elastic.turns_per_engine or config.engine.max_running)
+            pool: PoolScaler(
+                one.elastic, one.engines, one.elastic.turns_per_engine or engine_of(config, pool).max_running
+            )
             for pool, one in config.pools.items()
             if any(component.pool == pool for component in plan.satellites)
         }

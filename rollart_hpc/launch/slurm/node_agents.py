@@ -25,7 +25,7 @@ class Known(NamedTuple):
     is_guest: bool
 
 
-class Roster:
+class NodeAgents:
     def __init__(self, home: Mapping[str, str], invite: Invite) -> None:
         """`home`: host by node, of the run's own job."""
         self._home, self._invite = home, invite
