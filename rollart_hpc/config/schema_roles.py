@@ -117,7 +117,7 @@ class PoolElasticConfig:
     min: int = key(0, "engines that the run keeps even without work for them", low=0, rule="at most max")
     max: int = key(0, "maximum engines of this kind at once; 0 = the pool is not elastic", low=0)
     turns_per_engine: int = key(
-        0, "turns of the pool, running or waiting, per engine; 0 = engine.max_running, so that none waits", low=0
+        0, "turns of the pool, running or waiting, per engine; 0 = its max_running, so that none waits", low=0
     )
     settle_s: float = key(
         10.0, "seconds that the pool must have too many turns before more engines are requested", low=0

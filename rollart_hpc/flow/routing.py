@@ -133,10 +133,10 @@ class Router:
         return not wanted or pool in wanted or not self._is_alive(wanted)
 
     def turns(self) -> dict[str, int]:
-        """Turns that run or wait, by pool. One that any pool may serve counts where engines are."""
+        """Turns that run or wait, by pool. One that any pool may serve counts where engines are; "": there are none."""
         found = {name: sum(e.load + len(e.waiting) for e in pool.engines.values()) for name, pool in self.pools.items()}
         for wanted, count in self._num_waiting.items():
-            pools = list(wanted) or [name for name in self.pools if self._has_engine(name)]
+            pools = list(wanted) or [name for name in self.pools if self._has_engine(name)] or [""]
             for name in pools:
                 found[name] = found.get(name, 0) + -(-count // len(pools))
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rollart_hpc.config.launchers import is_cluster
+from rollart_hpc.config.classes import homes_of
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import UserError
@@ -17,10 +17,10 @@ from rollart_hpc.launch.sizes import relay_needs
 from rollart_hpc.wire.messages import Offer
 
 
-def plan_guest(offer: Offer, node: str, pool: str, config: RunConfig, site: SiteConfig | None) -> tuple[Proc, ...]:
-    """Raises if not even one engine fits."""
-    is_here = site is None or not is_cluster(site.launcher)
-    needs = engine(config, "", pool, "", has_gpus=bool(offer.gpus) and not is_here).needs
+def plan_guest(offer: Offer, node: str, pool: str, config: RunConfig, site: SiteConfig) -> tuple[Proc, ...]:
+    """Raises if not even one engine fits: an engine like the pool's others, on GPUs if they are."""
+    has_gpus = any(site.classes[name].gpus for name in homes_of(config, site).pools[pool])
+    needs = engine(config, "", pool, "", has_gpus).needs
     relay = relay_needs(config) if has_relays(config) else None
     count = _num_fitting(needs, relay or Needs(), offer)
     if not count:

@@ -122,6 +122,8 @@ def _components(
 def _elastic(config: RunConfig, homes: Homes, shares: dict[str, Share]) -> Iterator[Proc]:
     """Engines that may join in addition, as many as there may be at once, on the first class of their pool."""
     for pool, names in homes.pools.items():
+        if not names:
+            continue  # a pool without engines needs no class
         home = shares[names[0]]
         yield from home.on_cores(roster.elastic_engines(config, pool, home.name, home.has_gpus))
 

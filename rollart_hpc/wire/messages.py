@@ -113,7 +113,7 @@ class Progress(Message):
     progress: int  # grows while anything moves
     to_score: int  # transcripts waiting for a reward worker or being scored
     alive: dict[str, int]  # processes by role
-    turns: dict[str, int] = {}  # running or waiting, by pool
+    turns: dict[str, int] = {}  # running or waiting, by pool; "": for any pool, and none has an engine
 
 
 class Drain(Message):

@@ -148,3 +148,11 @@ def test_turns_are_counted_by_pool_whether_they_run_or_wait():
     for play in plays:
         scene.do(ev.TurnWanted(play.trajectory, 0, 0))
     assert scene.core.router.turns() == {"compute": len(plays)}
+
+
+def test_turns_that_no_engine_can_serve_are_counted_for_any_pool():
+    scene = Scene(engines=(), tasks={"a": TaskRules(1)}, env_slots=100)
+    plays = scene.take(ev.Play)
+    for play in plays:
+        scene.do(ev.TurnWanted(play.trajectory, 0, 0))
+    assert plays and scene.core.router.turns() == {"": len(plays)}

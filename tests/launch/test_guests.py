@@ -24,6 +24,8 @@ def test_as_many_engines_as_fit_and_a_relay() -> None:
     assert len(plan_guest(offer(16, 8, 7.0), "g", "compute", loaded.config, loaded.site)) == 4, "memory for three"
     with pytest.raises(UserError, match="needs 1 CPUs, 2 GPUs, 2 GB, and the node offers 16 CPUs, 1 GPUs"):
         plan_guest(offer(16, 1), "g", "compute", loaded.config, loaded.site)
+    with pytest.raises(UserError, match="offers 16 CPUs, 0 GPUs"):
+        plan_guest(offer(16, 0), "g", "compute", loaded.config, loaded.site)
 
 
 def test_the_pool_that_needs_engines_most() -> None:

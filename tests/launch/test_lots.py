@@ -62,3 +62,11 @@ def test_a_site_whose_jobs_can_t_submit_refuses(override: str) -> None:
     loaded.site.submit_from_compute = False
     with pytest.raises(UserError, match="submit_from_compute: false"):
         make_plan(loaded.config, loaded.site)
+
+
+def test_a_pool_without_engines_needs_no_class(tmp_path) -> None:
+    site = tmp_path / "site.yaml"
+    classes = "{cpu: {partition: cpu, cpus: 16, max_minutes: 60}, big: {partition: big, cpus: 16, max_minutes: 60}}"
+    site.write_text(f"launcher: slurm\nclasses: {classes}\nserves: {{cpu: cpu, compute: big}}\n")
+    loaded = load_all("quickstart", ["pools.bandwidth.engines=0"], site=str(site))
+    assert [component.hardware for component in make_plan(loaded.config, loaded.site).components] == ["cpu", "big"]

@@ -1,7 +1,7 @@
 """The nodes of a run's jobs as a place: their agents start the processes. Owns how steps are ended.
 
 Nodes of the run's own job are there from the start to the end. Those of other jobs (`satellites`) and guests come and
-go (`roster`).
+go (`node_agents`).
 
 The controller runs next to the supervisor, in the batch step, because it must be reachable at once. The MPI world of
 relays is a job step of its own. An srun ends its step on SIGTERM; a step whose srun is gone is cancelled by id, which

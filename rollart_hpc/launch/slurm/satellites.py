@@ -72,8 +72,8 @@ class Satellites:
         """The controller's newest report decides about elastic engines."""
         before = {pool: scaler.num for pool, scaler in self._scalers.items()}
         for pool, scaler in self._scalers.items():
-            if scaler.wanted(told.turns.get(pool, 0), now) != before[pool]:
-                turns = told.turns.get(pool, 0)
+            turns = told.turns.get(pool, 0) + told.turns.get("", 0)
+            if scaler.wanted(turns, now) != before[pool]:
                 self._say(f"pool {pool} has {turns} turns: {before[pool]} -> {scaler.num} elastic engines")
                 self._choose()
                 self._wake.set()
