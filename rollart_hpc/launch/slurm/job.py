@@ -143,8 +143,10 @@ class Job:
             raise error
         parts = [_part(component, self.allocation) for component in self.plan.home]
         job = self.allocation
+        write_ownership(
+            self.run, self.run.last_attempt(), ()
+        )  # first: once the start is recorded, the state is its own
         record.add(self.run, record.Began(job.leader, job.restart, self._newest_step(), parts, held_by=self.held_by))
-        write_ownership(self.run, self.run.last_attempt(), ())
         self._write_cluster({})
         nodes = ", ".join(f"{node} = {host}" for node, host in job.hosts.items())
         self.out.say(f"job {job.leader}, restart {job.restart}, on {nodes}")

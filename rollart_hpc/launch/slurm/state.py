@@ -42,7 +42,7 @@ def view(run: RunDir, rows: list[JobRow] | None) -> View:
     live = [row for row in own if not is_over(row)]
     if live and all(row.state in WAITING for row in live):
         return View(RunState.PENDING, _why_pending(live), rows)
-    if live and told is not None and told.is_over and not _has_ended(records, int(leader_of(live[0].job))):
+    if live and told is not None and told.is_over and not _has_begun(records, int(leader_of(live[0].job))):
         return View(RunState.STARTING, "", rows)  # an earlier job told that
     if live:
         return View(None if of_controller else told or RunState.STARTING, reason or _why_incomplete(rows), rows)
@@ -59,10 +59,9 @@ def view(run: RunDir, rows: list[JobRow] | None) -> View:
     return View(told, reason, rows)
 
 
-def _has_ended(records: list[record.Record], job: int) -> bool:
-    """Has the supervisor recorded the end of this job's newest start?"""
-    mine = [line for line in records if isinstance(line, (record.Began, record.Ended)) and line.job == job]
-    return bool(mine) and isinstance(mine[-1], record.Ended)
+def _has_begun(records: list[record.Record], job: int) -> bool:
+    """Has a supervisor begun in this job? From then on the recorded state is its own, not that of an earlier job."""
+    return any(isinstance(line, record.Began) and line.job == job for line in records)
 
 
 def _why_pending(live: list[JobRow]) -> str:

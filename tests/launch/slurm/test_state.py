@@ -33,6 +33,7 @@ def rows(state: str, job: int = 12) -> list[JobRow]:
 
 def test_an_earlier_job_does_not_tell_the_state_of_a_new_one(run: RunDir) -> None:
     tell(run, "drained", "ended by a signal")
+    assert view(run, rows("RUNNING")).state == "drained", "its supervisor ends its agents now, then records the end"
     record.add(run, record.Ended(12, 0, RunState.DRAINED))
     assert view(run, rows("RUNNING")).state == "drained", "it has told its end and is still leaving"
     for line in (record.Submitting("x"), record.Submitted(20, 1, "x")):
