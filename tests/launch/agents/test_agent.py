@@ -58,11 +58,16 @@ class Nodes:
     def serve(self) -> None:
         self.server = AgentServer(self.run, "127.0.0.1", heartbeat_s=0.1, silence_s=self.silence_s)
 
-    def add(
-        self, host: str, *options: str, within: tuple[str, ...] = (), **variables: str
-    ) -> subprocess.Popen[bytes]:
+    def add(self, host: str, *options: str, within: tuple[str, ...] = (), **variables: str) -> subprocess.Popen[bytes]:
         """`within`: a command that executes the rest of its arguments."""
-        command = [*within, sys.executable, "-m", "rollart_hpc.launch.agents.agent", f"--run-dir={self.run.path}", "--job=7"]
+        command = [
+            *within,
+            sys.executable,
+            "-m",
+            "rollart_hpc.launch.agents.agent",
+            f"--run-dir={self.run.path}",
+            "--job=7",
+        ]
         command += options
         full = {**os.environ, "SLURMD_NODENAME": host, **variables}
         self.processes.append(subprocess.Popen(command, env=full))
