@@ -35,6 +35,7 @@ classes:
   h20:
     prologue: |
       export NOTES="{home}/notes" PATH="{home}/bin:$PATH"
+    python: {python}
     container: {{kind: apptainer, image: {image}, mounts: ["/usr/share:/data:ro"]}}
 """
 TASK = """
@@ -73,7 +74,7 @@ class Mixed(Submitted):
         self.gate = self.home / "gate"
         shutil.copytree(model, self.model)
         for name, text in {
-            "site.yaml": SITE.format(home=self.home, image=IMAGE),
+            "site.yaml": SITE.format(home=self.home, image=IMAGE, python=sys.executable),
             "tasks/gated.py": TASK.format(gate=self.gate),
             "small.yaml": SMALL.read_text(),
             "bin/apptainer": STAND_IN,
@@ -185,4 +186,4 @@ def the_class_ran_in_its_container(run: Mixed) -> None:
         bound = {mount for flag, mount in zip(options, options[1:], strict=False) if flag == "--bind"}
         own = {f"{place}:{place}" for place in (path, CHECKOUT, run.model, run.home / "tasks")}
         assert bound == {*own, "/usr/share:/data:ro"}
-        assert command[0] == "python3" and "--hardware=h20" in command
+        assert command[0] == sys.executable and "--hardware=h20" in command

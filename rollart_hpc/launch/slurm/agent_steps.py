@@ -40,6 +40,7 @@ class AgentSteps:
         self._budget = RoleBudget(config.restarts.per_role)
         self._due_s: dict[str, float] = {}  # by host: when to replace its agent
         self._since_s: dict[str, float] = {}
+        self._awaited: dict[str, SrunStep] = {}  # by host: the step of its agent, until that has come
         self.running: list[SrunStep] = []
 
     def open(self) -> None:
@@ -49,6 +50,10 @@ class AgentSteps:
             hosts = [host for host in hosts if host not in self._since_s]  # components of a folded job share nodes
             if hosts:
                 self._start(component, hosts)
+
+    def came(self, host: str) -> None:
+        """Its agent has answered."""
+        self._awaited.pop(host, None)
 
     def lost(self, host: str) -> None:
         """Its agent is gone. Raises if that happens too often."""
@@ -69,6 +74,9 @@ class AgentSteps:
         for step in [step for step in self.running if step.has_ended()]:
             self.running.remove(step)
             step.reap()
+            for host in [host for host, waited_for in self._awaited.items() if waited_for is step]:
+                del self._awaited[host]
+                self.lost(host)  # its agent has ended before it answered
 
     def _start(self, component: Component, hosts: Sequence[str]) -> None:
         for host in hosts:
@@ -80,6 +88,7 @@ class AgentSteps:
         assert isinstance(step, SrunStep)
         step.slurm_name, step.abandoned = step_name(order), partial(self._abandoned, step)
         self.running.append(step)
+        self._awaited |= dict.fromkeys(hosts, step)
 
     def _agent(self, component: Component, hosts: Sequence[str]) -> list[str]:
         nodes = {node for node, host in self._allocation.hosts.items() if host in hosts}
