@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,7 @@ class Mixed(Submitted):
     def seen(self, role: str) -> dict[str, tuple[str, str]]:
         """By process of the role: its node and the GPUs it sees, by its own first lines; the same at every start."""
         found = {}
-        for path in (self.run.attempts / "1" / "logs").glob(f"{role}-*.log"):
+        for path in self.run.logs(1).glob(f"{role}-*.log"):
             (found[path.stem],) = set(re.findall(r", node (\S+); GPUs visible: ([^;]*);", path.read_text()))
         return found
 
@@ -131,9 +132,7 @@ def test_three_gpu_classes_an_agent_that_is_killed_and_a_container(run: Mixed) -
     )  # fmt: skip
     run.until_steps(2)
     assert [part.hardware for part in run.begun()[-1].parts] == COMPONENTS
-    assert {line.split()[0] for line in run.cluster.run("squeue", "--noheader", "--format=%u").stdout.split()} == {
-        "alice"
-    }
+    assert {*run.cluster.run("squeue", "--noheader", "--format=%u").stdout.split()} == {"alice"}
     first = {f"agent-{host}" for name in COMPONENTS if name != "h20" for host in run.hosts(name)}
     assert run.agents() == Counter({*first, "agents-2"}), "a step per component, whatever its number of nodes"
     a_killed_agent_costs_the_processes_of_its_node(run)
@@ -159,8 +158,8 @@ def a_killed_agent_costs_the_processes_of_its_node(run: Mixed) -> None:
     run.until(are_back, f"{there} under another agent")
     assert run.agents()[f"agent-{host}"] == 1 == run.agents()["agents-2"], "beside the step of the other node's agent"
     run.gate.unlink()
-    rest = {name: proc for name, proc in run.procs().items() if name not in there}
-    assert rest == {name: proc for name, proc in before.items() if name not in there}, run.told()
+    restarted = {name for name, proc in run.procs().items() if proc.incarnation != before[name].incarnation}
+    assert restarted == there, run.told()
     assert run.run.last_attempt() == 1
 
 
@@ -183,7 +182,7 @@ def the_class_ran_in_its_container(run: Mixed) -> None:
     for words in notes:
         options, command = words[: words.index(IMAGE)], words[words.index(IMAGE) + 1 :]
         assert options[:3] == ["exec", "--nv", "--bind"] and options[-2:] == ["--pwd", str(path)]
-        bound = {mount for flag, mount in zip(options, options[1:], strict=False) if flag == "--bind"}
+        bound = {mount for flag, mount in pairwise(options) if flag == "--bind"}
         own = {f"{place}:{place}" for place in (path, CHECKOUT, run.model, run.home / "tasks")}
         assert bound == {*own, "/usr/share:/data:ro"}
         assert command[0] == sys.executable and "--hardware=h20" in command

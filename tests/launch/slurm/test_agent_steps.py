@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from rollart_hpc.config.load import load, load_site
 from rollart_hpc.config.schema import PoolConfig, RunConfig
 from rollart_hpc.config.site import ContainerConfig, HardwareClass, SiteConfig
+from rollart_hpc.errors import SiteError
 from rollart_hpc.launch.plan import Plan, make_plan
 from rollart_hpc.launch.process import Order
 from rollart_hpc.launch.slurm import agent_steps
@@ -18,10 +20,21 @@ from rollart_hpc.launch.slurm.script import render_script
 from rollart_hpc.launch.slurm.step import SrunStep
 from rollart_hpc.rundir import RunDir
 
+LATER_S = 60.0  # later than any delay before a restart
 GPUS_PER_NODE = 8
 NODES = {"train": 62, "wide": 250, "spare": 63}  # 375 nodes, 3,000 GPUs, about 1:5 for training and generation
 
 Sruns = list[tuple[str, list[str]]]
+
+
+class FakeStep(SrunStep):
+    is_over = False
+
+    def has_ended(self) -> bool:
+        return self.is_over
+
+    def reap(self, timeout_s: float = 30.0) -> int:
+        return 1
 
 
 @pytest.fixture
@@ -31,7 +44,7 @@ def sruns(monkeypatch: pytest.MonkeyPatch) -> Sruns:
 
     def start(order: Order, command: list[str], environment: dict[str, str], *, kind: type[SrunStep]) -> SrunStep:
         started.append((order.proc.name, command))
-        return kind(order, None, -1)  # type: ignore[arg-type]
+        return FakeStep(order, None, -1)  # type: ignore[arg-type]
 
     monkeypatch.setattr(agent_steps, "start_child", start)
     return started
@@ -95,3 +108,23 @@ def test_pyxis_is_told_by_the_srun_of_the_class_that_has_it(tmp_path: Path, srun
     mounts = next(word for word in inside if word.startswith("--container-mounts="))
     assert f"{run.path}:{run.path}," in mounts and mounts.endswith(",/data:/d:ro")
     assert not [word for word in outside if word.startswith("--container")] and "python3" not in outside
+
+
+def test_an_agent_that_does_not_come_is_replaced_until_its_budget_is_used_up(tmp_path: Path, sruns: Sruns) -> None:
+    config, site, run = load("quickstart"), load_site("dev"), RunDir(tmp_path / "run")
+    steps = open_steps(run, config, make_plan(config, site), site)
+    came, failed, silent = (name.removeprefix("agent-") for name, _ in sruns)
+    steps.came(came)
+    for step in steps.running:
+        step.is_over = step.name != f"agent-{silent}"
+    now = time.monotonic()
+    for _ in range(2):  # notices it, then starts another
+        steps.tick(now + LATER_S)
+    assert [name for name, _ in sruns[3:]] == [f"agent-{failed}"], "whose srun ended; the other may still come"
+    for _ in range(2):
+        steps.tick(now + config.timeouts.start_s + 2 * LATER_S)
+    assert {name for name, _ in sruns[4:]} == {f"agent-{failed}", f"agent-{silent}"}
+    with pytest.raises(SiteError, match=r"keeps failing and has used up restarts.per_role") as caught:
+        for tick in range(2, 20):
+            steps.tick(now + tick * (config.timeouts.start_s + LATER_S))
+    assert caught.value.fix == f"read its log: {run.job_logs}"
