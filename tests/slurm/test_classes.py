@@ -130,7 +130,8 @@ def test_three_gpu_classes_an_agent_that_is_killed_and_a_container(run: Mixed) -
         "tasks.frozenlake.affinity=any", "tasks.sorting.affinity=wide", "tasks.frozenlake.reset_timeout_s=600",
         f"tasks.frozenlake.environment={run.home}/tasks/gated.py:Gated",
     )  # fmt: skip
-    run.until_steps(2)
+    run.until_steps(1)
+    run.gate.touch()
     assert [part.hardware for part in run.begun()[-1].parts] == COMPONENTS
     assert {*run.cluster.run("squeue", "--noheader", "--format=%u").stdout.split()} == {"alice"}
     first = {f"agent-{host}" for name in COMPONENTS if name != "h20" for host in run.hosts(name)}
@@ -143,11 +144,10 @@ def test_three_gpu_classes_an_agent_that_is_killed_and_a_container(run: Mixed) -
 
 
 def a_killed_agent_costs_the_processes_of_its_node(run: Mixed) -> None:
-    """The run makes no end of itself meanwhile, because nobody enters a new environment."""
+    """The run can't finish meanwhile: the gate of its environments is closed."""
     before, host = run.procs(), run.hosts("h20")[1]
     there = {name for name, proc in before.items() if proc.host == host}
     assert {name.partition("-")[0] for name in there} == {"engine", "relay"}, before
-    run.gate.touch()
     (pid,) = run.cluster.run(sys.executable, "-c", AGENTS_ON, host).stdout.split()
     assert run.cluster.run("kill", "-KILL", pid).returncode == 0
 
