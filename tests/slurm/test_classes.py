@@ -6,6 +6,7 @@ Apptainer is not installed here: a stand-in notes its arguments and runs the com
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -101,6 +102,10 @@ class Mixed(Submitted):
         owner = read_ownership(self.run)
         return owner.procs if owner is not None else {}
 
+    def num_joined(self, name: str) -> int:
+        events = [json.loads(line) for line in self.run.metrics.read_text().splitlines()]
+        return sum(line.get("what") == "worker_joined" and line["name"] == name for line in events)
+
     def agents(self) -> Counter[str]:
         """Names of running agent steps, without what makes each start unique."""
         names = self.cluster.run("squeue", "--steps", "--noheader", "--format=%j").stdout.split()
@@ -151,11 +156,7 @@ def a_killed_agent_costs_the_processes_of_its_node(run: Mixed) -> None:
     (pid,) = run.cluster.run(sys.executable, "-c", AGENTS_ON, host).stdout.split()
     assert run.cluster.run("kill", "-KILL", pid).returncode == 0
 
-    def are_back() -> bool:
-        now = run.procs()
-        return all(name in now and now[name].incarnation != before[name].incarnation for name in there)
-
-    run.until(are_back, f"{there} under another agent")
+    run.until(lambda: {run.num_joined(name) for name in there} == {2}, f"{there} under another agent")
     assert run.agents()[f"agent-{host}"] == 1 == run.agents()["agents-2"], "beside the step of the other node's agent"
     run.gate.unlink()
     restarted = {name for name, proc in run.procs().items() if proc.incarnation != before[name].incarnation}
