@@ -144,6 +144,7 @@ def test_three_gpu_classes_an_agent_that_is_killed_and_a_container(run: Mixed) -
     a_killed_agent_costs_the_processes_of_its_node(run)
     assert run.until_over()["state"] == "finished", run.told()
     assert [line["attempt"] for line in run.ledger()] == [1] * STEPS
+    run.until(lambda: not run.run.store_root.exists(), "the end of all weights, also those of the killed relay")
     everyone_saw_its_own_gpus(run)
     the_class_ran_in_its_container(run)
 
