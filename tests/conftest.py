@@ -27,6 +27,7 @@ LONG = (
     "runs/test_weights.py",
     "runs/test_vllm.py",
     "slurm/test_submit.py",
+    "slurm/test_classes.py",
     "engines/test_vllm.py",
     "trainers/megatron/test_trainer.py",
     "trainers/fsdp/test_ranks.py",

@@ -28,6 +28,11 @@ def describe(code: int) -> str:
         return f"killed by signal {-code}"
 
 
+def describe_end(child: Child, code: int) -> str:
+    """With what its agent knows: killed by SIGKILL (out of memory)."""
+    return f"{describe(code)} ({child.reason})" if child.reason else describe(code)
+
+
 def reason_of(child: Child, code: int, reported: str = "") -> RollartError:
     """The reason that the process itself gave. `reported`: a reason it gave outside its log."""
     said = last_error(child.log)
@@ -45,7 +50,7 @@ def reason_of(child: Child, code: int, reported: str = "") -> RollartError:
 
 def gave_up(child: Child, code: int, limit: str, run: RunDir) -> SiteError:
     return SiteError(
-        f"{child.name} keeps failing ({describe(code)}) and has used up {limit}; {quoted_tail(child.log)}",
+        f"{child.name} keeps failing ({describe_end(child, code)}) and has used up {limit}; {quoted_tail(child.log)}",
         f"find the cause, then: {command_line('resume', run.path)}",
     )
 

@@ -60,6 +60,7 @@ class Child(Protocol):
     order: Order
     started_s: float
     is_orphan: bool  # its node is lost, and the process with it
+    reason: str  # why it ended, if its agent knows
 
     @property
     def pid(self) -> int:
@@ -110,6 +111,7 @@ class LocalChild(Child):
     pidfd: int
     started_s: float = field(default_factory=time.monotonic)
     is_orphan: bool = False
+    reason: str = ""
     host: str = ""
 
     @property

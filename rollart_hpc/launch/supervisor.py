@@ -265,7 +265,7 @@ class Supervisor:
 
     def _settle(self, child: Child, code: int) -> None:
         """The process has ended and is no longer watched: tell the controller, decide what to do."""
-        self._note(f"{child.name} ended: {failures.describe(code)}", is_news=code != 0)
+        self._note(f"{child.name} ended: {failures.describe_end(child, code)}", is_news=code != 0)
         if child.name == CONTROLLER:
             self._controller_ended(child, code)
             return
@@ -302,7 +302,7 @@ class Supervisor:
         elif code == ExitCode.USER:
             raise failures.reason_of(child, code)
         elif is_elastic(child):
-            self._elastic.failed(f"{child.name} ended: {failures.describe(code)}")
+            self._elastic.failed(f"{child.name} ended: {failures.describe_end(child, code)}")
         elif child.proc.role == "trainer":
             self._restore_trainer(child, self._next_restore(child, code))
         else:

@@ -18,7 +18,7 @@ class RemoteChild(Child):
 
     def __init__(self, order: Order, host: str, tell: Tell, forget: Callable[[RemoteChild], None]) -> None:
         """`forget` is called once, when nobody waits for it any longer."""
-        self.order, self.started_s, self.is_orphan = order, time.monotonic(), False
+        self.order, self.started_s, self.is_orphan, self.reason = order, time.monotonic(), False, ""
         self._host, self._tell, self._forget = host, tell, forget
         self._pid = 0
         self._code: int | None = None
@@ -35,9 +35,9 @@ class RemoteChild(Child):
     def launched(self, pid: int) -> None:
         self._pid = pid
 
-    def ended(self, code: int, *, is_orphan: bool = False) -> None:
+    def ended(self, code: int, reason: str = "", *, is_orphan: bool = False) -> None:
         if self._code is None:
-            self._code, self.is_orphan = code, is_orphan
+            self._code, self.reason, self.is_orphan = code, reason, is_orphan
             self._is_over.set()
 
     def fileno(self) -> int:

@@ -123,7 +123,7 @@ class Keeper:
             child = self._start(launch)
         except RollartError as error:
             log.error("%s", error)
-            self._link.send(Died(*key, ExitCode.ENVIRONMENT, str(error)))
+            self._link.send(Died(*key, ExitCode.ENVIRONMENT, error.what))
             return
         self._cpus[key] = self._cores.take(launch.cpus)
         resources.settle(child.pid, self._cpus[key])

@@ -116,7 +116,7 @@ def num_killed_for_memory() -> int:
     """How many processes the kernel has killed because this one's control group was out of memory."""
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
-        if controllers in ("", "memory"):
+        if not controllers or "memory" in controllers.split(","):
             base = "/sys/fs/cgroup" if not controllers else "/sys/fs/cgroup/memory"
             for name in ("memory.events.local", "memory.events", "memory.oom_control"):
                 for entry in _read(f"{base}{group}/{name}").splitlines():

@@ -180,7 +180,7 @@ class AgentServer:
             if isinstance(message, Launched):
                 child.launched(message.pid)
             else:
-                child.ended(message.code)
+                child.ended(message.code, message.reason)
 
     def _lost(self, agent: str, reason: str) -> None:
         with self._lock:

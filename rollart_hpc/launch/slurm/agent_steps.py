@@ -40,6 +40,8 @@ class AgentSteps:
         self._budget = RoleBudget(config.restarts.per_role)
         self._due_s: dict[str, float] = {}  # by host: when to replace its agent
         self._since_s: dict[str, float] = {}
+        self._awaited: dict[str, SrunStep] = {}  # by host: the step of its agent, until that has come
+        self._late_s: dict[str, float] = {}  # by awaited host: when it must have come
         self.running: list[SrunStep] = []
 
     def open(self) -> None:
@@ -50,16 +52,23 @@ class AgentSteps:
             if hosts:
                 self._start(component, hosts)
 
+    def came(self, host: str) -> None:
+        """Its agent has answered: it is no longer awaited."""
+        self._awaited.pop(host, None)
+        self._late_s.pop(host, None)
+
     def lost(self, host: str) -> None:
         """Its agent is gone. Raises if that happens too often."""
-        now = time.monotonic()
-        delay_s = self._budget.next_delay_s(host, now - self._since_s.get(host, now))
+        self._replace(host, time.monotonic() - self._since_s[host])
+
+    def _replace(self, host: str, lived_s: float) -> None:
+        delay_s = self._budget.next_delay_s(host, lived_s)
         if delay_s is None:
             raise SiteError(
                 f"the agent on {host} keeps failing and has used up restarts.per_role",
                 f"read its log: {self._run.job_logs}",
             )
-        self._due_s[host] = now + delay_s
+        self._due_s[host] = time.monotonic() + delay_s
 
     def tick(self, now: float) -> None:
         for host in [host for host, due_s in self._due_s.items() if due_s <= now]:
@@ -69,6 +78,16 @@ class AgentSteps:
         for step in [step for step in self.running if step.has_ended()]:
             self.running.remove(step)
             step.reap()
+            self._give_up([host for host, waited_for in self._awaited.items() if waited_for is step])
+        for host in self._awaited:  # from the first tick on: nobody listens while the base model is made
+            self._late_s.setdefault(host, now + self._config.timeouts.start_s)
+        self._give_up([host for host in self._awaited if now > self._late_s[host]])
+
+    def _give_up(self, hosts: Sequence[str]) -> None:
+        """Their agents have ended before they answered, or take too long."""
+        for host in hosts:
+            self.came(host)
+            self._replace(host, 0.0)
 
     def _start(self, component: Component, hosts: Sequence[str]) -> None:
         for host in hosts:
@@ -80,6 +99,7 @@ class AgentSteps:
         assert isinstance(step, SrunStep)
         step.slurm_name, step.abandoned = step_name(order), partial(self._abandoned, step)
         self.running.append(step)
+        self._awaited |= dict.fromkeys(hosts, step)
 
     def _agent(self, component: Component, hosts: Sequence[str]) -> list[str]:
         nodes = {node for node, host in self._allocation.hosts.items() if host in hosts}

@@ -118,6 +118,8 @@ class SlurmPlace:
         except UserError as error:
             self._server.decline(agent, error.what, error.fix)
             return changes
+        if any(self._roster.is_home(change.node) for change in came):
+            self._steps.came(offer.host)
         for change in came:
             self._satellites.came(change.node, offer.job)
         return changes + came

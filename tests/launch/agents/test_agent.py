@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from rollart_hpc.config.resolved import write_resolved
 from rollart_hpc.config.schema import RunConfig
+from rollart_hpc.launch import failures
 from rollart_hpc.launch.agents.address import write_over
 from rollart_hpc.launch.agents.child import RemoteChild
 from rollart_hpc.launch.agents.server import AgentServer, Arrived, Departed, Warning
@@ -32,6 +34,8 @@ end_with_parent()
 print('up', flush=True)
 time.sleep(1000)
 """
+MEMORY_LIMIT = 400 << 20
+HOG = "taken = []\nwhile True: taken.append(b'x' * (8 << 20))"
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -54,8 +58,16 @@ class Nodes:
     def serve(self) -> None:
         self.server = AgentServer(self.run, "127.0.0.1", heartbeat_s=0.1, silence_s=self.silence_s)
 
-    def add(self, host: str, *options: str, **variables: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "rollart_hpc.launch.agents.agent", f"--run-dir={self.run.path}", "--job=7"]
+    def add(self, host: str, *options: str, within: tuple[str, ...] = (), **variables: str) -> subprocess.Popen[bytes]:
+        """`within`: a command that executes the rest of its arguments."""
+        command = [
+            *within,
+            sys.executable,
+            "-m",
+            "rollart_hpc.launch.agents.agent",
+            f"--run-dir={self.run.path}",
+            "--job=7",
+        ]
         command += options
         full = {**os.environ, "SLURMD_NODENAME": host, **variables}
         self.processes.append(subprocess.Popen(command, env=full))
@@ -99,6 +111,24 @@ def make_nodes(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
     yield make
     for nodes in made:
         nodes.close()
+
+
+@pytest.fixture
+def small_memory() -> Iterator[Path]:
+    """A memory cgroup (v1) of its own below that of this process, so that no limit around it is evaded."""
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    own = next((inner for _, controllers, inner in lines if "memory" in controllers.split(",")), "")
+    group = Path(f"/sys/fs/cgroup/memory{own}") / f"rollart-test-{secrets.token_hex(6)}"
+    try:
+        if not own:
+            raise OSError("this machine has no cgroup v1 controller for memory")
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(MEMORY_LIMIT))
+    except OSError as error:
+        pytest.skip(f"no process can be made to run out of memory here: {error}")
+    yield group
+    until(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
 
 
 def is_running(pid: int, ticks: int) -> bool:
@@ -233,3 +263,22 @@ def test_a_relay_that_was_killed_leaves_no_weights(make_nodes: Callable[..., Nod
     (store / "owner").write_text(order.incarnation)
     nodes.server.close()
     until(lambda: not nodes.run.store_root.exists())
+
+
+def test_a_process_that_runs_out_of_memory_ends_alone(small_memory: Path, make_nodes: Callable[..., Nodes]) -> None:
+    nodes = make_nodes()
+    enter = f'echo $$ > "{small_memory}/cgroup.procs" && exec "$@"'
+    agent = nodes.add("n1", within=("/bin/sh", "-c", enter, "sh"))
+    stays = nodes.start("n1", "stays", SLEEPER)
+    nodes.printed(stays)
+    killed = nodes.start("n1", "killed", SLEEPER)
+    nodes.printed(killed)
+    killed.end(0.0, 0.0)
+    wait_for([killed], LIMIT_S)
+    hog = nodes.start("n1", "hog", HOG)
+    wait_for([hog], LIMIT_S)
+    assert failures.describe_end(hog, hog.reap()) == "killed by SIGKILL (out of memory)"
+    assert failures.describe_end(killed, killed.reap()) == "killed by SIGKILL", "only the kernel's doing counts"
+    assert agent.poll() is None and not stays.has_ended()
+    again = nodes.start("n1", "again", SLEEPER)
+    nodes.printed(again)
