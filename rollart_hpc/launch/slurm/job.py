@@ -143,9 +143,7 @@ class Job:
             raise error
         parts = [_part(component, self.allocation) for component in self.plan.home]
         job = self.allocation
-        write_ownership(
-            self.run, self.run.last_attempt(), ()
-        )  # first: once the start is recorded, the state is its own
+        write_ownership(self.run, self.run.last_attempt(), ())  # first: a recorded start has told its own state
         record.add(self.run, record.Began(job.leader, job.restart, self._newest_step(), parts, held_by=self.held_by))
         self._write_cluster({})
         nodes = ", ".join(f"{node} = {host}" for node, host in job.hosts.items())
