@@ -129,7 +129,7 @@ def _refuse_foreign(path: Path) -> None:
 def write_configuration(files: ClusterFiles, topology: Topology, *, accounting: bool, constrain: bool = False) -> None:
     """slurm.conf, gres.conf, cgroup.conf and, with accounting, slurmdbd.conf."""
     nodes = topology.nodes
-    controller_port, database_port = free_ports(2)
+    controller_port, database_port = free_ports(2, taken={node.port for node in nodes})
     fields: dict[str, object] = {
         "host": socket.gethostname(),
         "controller_port": controller_port,

@@ -6,6 +6,7 @@ import random
 import re
 import socket
 import tomllib
+from collections.abc import Container
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,13 +125,15 @@ def _partition(each: dict[str, Any], names: dict[str, str]) -> Partition:
     return Partition(each["name"], nodes, {name: str(value) for name, value in each.get("options", {}).items()})
 
 
-def free_ports(count: int) -> list[int]:
-    """Unused ports of 127.0.0.1. They are not reserved, so another process may take them first."""
+def free_ports(count: int, taken: Container[int] = ()) -> list[int]:
+    """Unused ports of 127.0.0.1, none of `taken`. They are not reserved, so another process may take them first."""
     found: list[int] = []
     with ExitStack() as stack:
         for port in random.sample(_PORTS, len(_PORTS)):
             if len(found) == count:
                 break
+            if port in taken:
+                continue
             probe = stack.enter_context(socket.socket())
             try:
                 probe.bind(("", port))
