@@ -14,7 +14,7 @@ from rollart_hpc.wire.keys import load_client
 from rollart_hpc.wire.link import Link
 from rollart_hpc.wire.messages import Hello
 
-ONLY_TRY_S = 60.0  # for an answer, by an agent that does not wait
+ONLY_TRY_S = 600.0  # for an answer, by an agent that does not wait: hundreds of nodes may dial at once
 TRY_S = 10.0  # by one that does: the address may be that of a supervisor which was killed
 LOOK_EVERY_S = 1.0
 
