@@ -16,7 +16,7 @@ class Declared(NamedTuple):
 
 LAUNCHERS = {
     "local": Declared("as processes of this machine", "rollart_hpc.launch.local:LocalLauncher", False),
-    "slurm": Declared("as steps of a Slurm job", "rollart_hpc.launch.slurm.launcher:SlurmLauncher", True),
+    "slurm": Declared("by agents on the nodes of a Slurm job", "rollart_hpc.launch.slurm.launcher:SlurmLauncher", True),
 }
 
 

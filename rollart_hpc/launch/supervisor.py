@@ -23,7 +23,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Literal
@@ -43,6 +43,7 @@ from rollart_hpc.launch.process import Child, new_incarnation, wait_for
 from rollart_hpc.launch.restarts import RestoreBudget, RoleBudget
 from rollart_hpc.launch.screen import Screen
 from rollart_hpc.launch.signals import Signals
+from rollart_hpc.launch.timers import Timers
 from rollart_hpc.launch.watchdog import Watchdog
 from rollart_hpc.observe.status import Status, read_status
 from rollart_hpc.rundir import RunDir
@@ -82,7 +83,7 @@ class Supervisor:
         self._crew = Crew(run, config, self._place, self._selector, self._ended)
         elastic_workers = elastic_workers or LocalWorkers(self._crew, config.reward.elastic)
         self._elastic = Elastic(config.reward, elastic_workers, self._note)
-        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self._timers = Timers()
         self._roles = RoleBudget(config.restarts.per_role)
         self._restores = RestoreBudget(config.restarts.attempts)
         self._watchdog = Watchdog(config.timeouts)
@@ -126,21 +127,16 @@ class Supervisor:
     # --- the loop ------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        wakeup_s = min([self._ticked_s + TICK_S, *(due_s for due_s, _ in self._timers)])
+        due_s, tick_s = self._timers.next_s(), self._ticked_s + TICK_S
+        wakeup_s = tick_s if due_s is None else min(tick_s, due_s)
         for key, _ in self._selector.select(max(0.0, wakeup_s - time.monotonic())):
             key.data()
+        self._timers.run_due()
         now = time.monotonic()
-        due = [action for due_s, action in self._timers if due_s <= now]
-        self._timers = [timer for timer in self._timers if timer[0] > now]
-        for action in due:
-            action()
         if now - self._ticked_s >= TICK_S:
             self._ticked_s = now
             self._tick(now)
         self._crew.write()
-
-    def _after(self, delay_s: float, action: Callable[[], None]) -> None:
-        self._timers.append((time.monotonic() + delay_s, action))
 
     def _tick(self, now: float) -> None:
         told = self._told if self._link is not None and not self._draining else None
@@ -288,7 +284,7 @@ class Supervisor:
         else:
             delay_s = self._next_restore(child, code)
             self._end_all()
-            self._after(delay_s, self._begin_attempt)
+            self._timers.after(delay_s, self._begin_attempt)
 
     def _worker_ended(self, child: Child, code: int) -> None:
         if code == 0 or self._draining:
@@ -319,7 +315,7 @@ class Supervisor:
         delay_s = self._roles.next_delay_s(child.name, time.monotonic() - child.started_s)
         if delay_s is not None:
             self._note(f"restarting {child.name} in {delay_s:g} s")
-            self._after(delay_s, partial(self._start, child.proc))
+            self._timers.after(delay_s, partial(self._start, child.proc))
         elif child.proc.role == "relay" or not self._crew.of(child.proc.role):
             raise failures.gave_up(child, code, f"restarts.per_role = {self._config.restarts.per_role}", self._run)
         else:
@@ -331,7 +327,7 @@ class Supervisor:
         for rank, rank_code in self._crew.end(self._crew.of("trainer")):
             self._tell(Exited(rank.name, rank.order.incarnation, rank_code))
         if not self._trainer_waits:
-            self._after(delay_s, self._begin_trainer_attempt)
+            self._timers.after(delay_s, self._begin_trainer_attempt)
 
     def _begin_trainer_attempt(self) -> None:
         """Ranks start when all their nodes are there."""
@@ -435,14 +431,14 @@ class Supervisor:
         self._note(f"{cause}: saving a checkpoint, then ending the run{again}")
         self._tell(Drain("limit" if why == "limit" else "cancelled"))
         drain_s = self._place.save_s(DRAIN_S) if why == "limit" else DRAIN_S
-        self._after(drain_s, partial(self._hurry, f"no checkpoint within {drain_s:.0f} s"))
+        self._timers.after(drain_s, partial(self._hurry, f"no checkpoint within {drain_s:.0f} s"))
 
     def _hurry(self, cause: str) -> None:
         """Ask the workers, through the controller, to leave: a killed one leaves weights in its node's memory."""
         self._hurries = True
         self._note(f"{cause}: ending every process now")
         self._tell(Drain("cancelled", at_once=True))
-        self._after(LEAVE_S, self._give_up)
+        self._timers.after(LEAVE_S, self._give_up)
 
     def _give_up(self) -> None:
         self._outcome = RunState.DRAINED

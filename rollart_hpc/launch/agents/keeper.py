@@ -20,6 +20,7 @@ from rollart_hpc.launch.place import LocalPlace
 from rollart_hpc.launch.plan import Proc
 from rollart_hpc.launch.process import LocalChild, Order
 from rollart_hpc.launch.signals import Signals
+from rollart_hpc.launch.timers import Timers
 from rollart_hpc.processes.lifetime import STAYS_VARIABLE
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import ExitCode
@@ -56,7 +57,7 @@ class Keeper:
         self._cores = resources.own_cores()
         self._children: dict[tuple[str, str], LocalChild] = {}
         self._cpus: dict[tuple[str, str], set[int]] = {}
-        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self._timers = Timers()
         self._num_out_of_memory = resources.num_killed_for_memory()
         self._is_over = False
         self._may_follow = False  # another supervisor
@@ -82,14 +83,10 @@ class Keeper:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        due_s = min((due_s for due_s, _ in self._timers), default=None)
+        due_s = self._timers.next_s()
         for key, _ in self._selector.select(None if due_s is None else max(0.0, due_s - now)):
             key.data()
-        now = time.monotonic()
-        due = [action for due_s, action in self._timers if due_s <= now]
-        self._timers = [timer for timer in self._timers if timer[0] > now]
-        for action in due:
-            action()
+        self._timers.run_due()
 
     # --- the supervisor's word -------------------------------------------------------------------
 
@@ -157,7 +154,7 @@ class Keeper:
 
     def _after(self, delay_s: float, action: Callable[[], None]) -> None:
         if delay_s > 0:
-            self._timers.append((time.monotonic() + delay_s, action))
+            self._timers.after(delay_s, action)
         else:
             action()
 

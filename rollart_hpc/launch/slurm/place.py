@@ -67,7 +67,7 @@ class SlurmPlace:
         self._local = LocalPlace()
         self._leave_s = math.inf  # on the local monotonic clock
         self._satellites = satellites
-        self._roster = NodeAgents(allocation.hosts, self._invite)
+        self._node_agents = NodeAgents(allocation.hosts, self._invite)
         self._told: Progress | None = None
         self._steps = AgentSteps(run, config, plan, site, allocation, lambda step: self._cancel([step]))
         self.nodes: Nodes | None = None
@@ -105,29 +105,29 @@ class SlurmPlace:
             elif isinstance(news, Departed):
                 changes += self._departed(news.agent, news.reason)
             elif isinstance(news, Warning):
-                changes += self._roster.warned(news.agent)
+                changes += self._node_agents.warned(news.agent)
         return changes
 
     def _arrived(self, agent: str, offer: Offer) -> list[Change]:
         changes: list[Change] = []
-        for other in self._roster.replaced(agent, offer):
+        for other in self._node_agents.replaced(agent, offer):
             self._server.give_up(other, "another agent stands for its node")
             changes += self._departed(other, "its job has started again")
         try:
-            came = self._roster.arrived(agent, offer)
+            came = self._node_agents.arrived(agent, offer)
         except UserError as error:
             self._server.decline(agent, error.what, error.fix)
             return changes
-        if any(self._roster.is_home(change.node) for change in came):
+        if any(self._node_agents.is_home(change.node) for change in came):
             self._steps.came(offer.host)
         for change in came:
             self._satellites.came(change.node, offer.job)
         return changes + came
 
     def _departed(self, agent: str, reason: str) -> list[Change]:
-        offer = self._roster.offer_of(agent)
-        lost = self._roster.departed(agent, reason)
-        if offer is not None and any(self._roster.is_home(change.node) for change in lost):
+        offer = self._node_agents.offer_of(agent)
+        lost = self._node_agents.departed(agent, reason)
+        if offer is not None and any(self._node_agents.is_home(change.node) for change in lost):
             self._steps.lost(offer.host)
         for change in lost:
             self._satellites.left(change.node, offer.job if offer else "", reason)
@@ -142,10 +142,10 @@ class SlurmPlace:
         return plan_guest(offer, node, pool, self._config, self._site)
 
     def has(self, node: str) -> bool:
-        return self._roster.has(node)
+        return self._node_agents.has(node)
 
     def shares_fate(self, node: str) -> bool:
-        return self._roster.is_home(node)
+        return self._node_agents.is_home(node)
 
     def need_nodes(self) -> None:
         self._satellites.open()
@@ -190,7 +190,7 @@ class SlurmPlace:
             command = [*command, f"--control={network.control}", f"--ports={network.ports}"]
             return self._local.start(order, command, variables | {STAYS_VARIABLE: "1"}, pass_fds)
         arguments = [*command[command.index("-m") :], f"--data={network.data or network.control}"]
-        return self._server.start(self._roster.agent_of(order.proc.node), order, arguments, variables)
+        return self._server.start(self._node_agents.agent_of(order.proc.node), order, arguments, variables)
 
     def start_world(self, order: Order, command: list[str], variables: dict[str, str]) -> Child:
         """A rank finds its process by host name, because Slurm chooses the order of ranks within a component."""

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import SiteError, UserError, command_line
 from rollart_hpc.files import make_directory, write_atomic
+from rollart_hpc.launch.launcher import NewRun
 from rollart_hpc.launch.plan import Plan
 from rollart_hpc.launch.plan_file import create_run
 from rollart_hpc.launch.slurm import record
@@ -45,13 +44,8 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(NewRun):
     """A run to submit."""
-
-    run: RunDir
-    config: RunConfig
-    site: SiteConfig
-    plan: Plan
 
     @property
     def script(self) -> str:
@@ -70,7 +64,8 @@ class Request:
 
 def check_request(request: Request, slurm: Slurm, say: Say) -> str:
     """Returns Slurm's estimated start, which may be empty. Raises if Slurm would refuse the job."""
-    need_permission(slurm, request.plan, request.config, request.site)
+    for waits_for in need_permission(slurm, request.plan, request.config, request.site):
+        say(f"warning: {waits_for}")
     busy = _busy(request, slurm)
     if busy:
         raise UserError(
