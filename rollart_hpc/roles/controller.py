@@ -8,7 +8,6 @@ Runs without torch. Its exit code belongs to the state in which the run ended (`
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import logging
@@ -16,7 +15,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, cast
 
 from rollart_hpc.errors import RollartError
@@ -25,6 +23,7 @@ from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
 from rollart_hpc.flow.rules import rules_of
 from rollart_hpc.processes.lifetime import raise_file_limit
+from rollart_hpc.processes.memory import keep_freed_memory
 from rollart_hpc.roles import checkpoints
 from rollart_hpc.roles.journal import Journal
 from rollart_hpc.roles.payloads import TRANSCRIPT, Payloads, chunk_frames
@@ -43,8 +42,6 @@ TICK_S = 0.2
 RELEASES = 64  # payloads freed per turn of the loop: a step frees thousands
 PROGRESS_S = 1.0  # minimum time between two Progress messages to the supervisor
 FAREWELL_S = 15.0
-_M_TRIM_THRESHOLD, _M_TOP_PAD = -1, -2  # malloc.h
-_KEPT_BYTES, _GROWTH_BYTES = 1 << 30, 16 << 20
 
 log = logging.getLogger("rollart_hpc.controller")
 
@@ -304,18 +301,9 @@ def _stop_collecting_garbage() -> None:
     gc.disable()
 
 
-def _keep_freed_memory() -> None:
-    """A step frees thousands of payloads. glibc would return their pages to the system, which clears them again for the
-    payloads of the next step."""
-    with suppress(AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-        mallopt(_M_TOP_PAD, _GROWTH_BYTES)
-
-
 def main(start: Start) -> int:
     raise_file_limit()
-    _keep_freed_memory()
+    keep_freed_memory()
     controller = Controller(start)
     _stop_collecting_garbage()
     _announce(start, controller)
