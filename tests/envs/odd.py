@@ -67,6 +67,11 @@ class Counting:
         if command == "hangup":
             os.close(3)
             time.sleep(3600)
+        if command == "flood":
+            for _ in range(int(argument)):
+                os.write(1, b"x" * 99 + b"\n")
+        if command == "print":
+            print(argument)
         if command == "look":
             return Turn(repr(sight()), False)
         return Turn(f"turn {self.turn} {len(response)} {random.random()}", self.turn >= self.turns)
@@ -92,7 +97,7 @@ class Unmakeable:
 def sight() -> dict[str, Any]:
     """What an environment sees of the run."""
     return {
-        "rollart": [key for key in os.environ if key.startswith("ROLLART")],
+        "variables": dict(os.environ),
         "cwd": os.getcwd(),
         "descriptors": {name: os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")
                         if os.path.exists(f"/proc/self/fd/{name}") or name == "3"},
