@@ -17,6 +17,9 @@ from rollart_hpc.weights.process_groups import CPU, ProcessGroup, RankSetup, Tor
 _BACKEND, _PLACE, _ROOT, _ABORT = "backend", "place", "root", "abort"
 MPI = "mpi"
 
+# Stores that tell others of an abort: they read it later. At most one, because who gives up leaves the MPI world.
+_given_up: list[MeetingStore] = []
+
 
 def form(store: MeetingStore, setup: RankSetup, world: MpiWorld | None = None) -> ProcessGroup:
     """The epoch's group, which closes the store in the end. Waits for all ranks, until the deadline at most."""
@@ -80,6 +83,7 @@ def _over_mpi(store: MeetingStore, setup: RankSetup, world: MpiWorld) -> MpiProc
         return False
 
     def give_up() -> None:
+        _given_up.append(store)
         with suppress(RuntimeError):
             store.set(_ABORT, "1")
 

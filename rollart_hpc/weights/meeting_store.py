@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -62,6 +63,10 @@ class MeetingStore(Store):
                 self._context.destroy()
                 if self._meeting is not None:
                     self._meeting.close()
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # its constructor failed
+            self.close()  # ZeroMQ would wait for ever for the open sockets of a context that is collected
 
     # --- what torch calls ------------------------------------------------------------------------
 

@@ -110,8 +110,7 @@ class MpiProcessGroup(ProcessGroup):
     """An epoch of all relays of a world.
 
     gave_up   whether another rank aborted
-    give_up   tell the others that this one did. They read it later, so nothing is released then; a process that gave
-              up has left the world, and this happens once at most
+    give_up   tell the others that this one did
     release   at the end of an epoch that went well
     """
 
