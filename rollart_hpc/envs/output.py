@@ -35,7 +35,7 @@ class Budget:
         self._seen_s = now_s
 
     def take(self, num_bytes: int, now_s: float) -> bool:
-        self.refill(now_s)
+        self.recovers(now_s)
         if self.is_spent or num_bytes > self._left or num_bytes > self._total_left:
             self.is_spent = True
             self.lost_bytes += num_bytes
@@ -44,11 +44,13 @@ class Budget:
         self._total_left -= num_bytes
         return True
 
-    def refill(self, now_s: float) -> None:
+    def recovers(self, now_s: float) -> bool:
+        """Whether something may be printed now."""
         self._left = min(BURST_BYTES, self._left + BYTES_PER_S * (now_s - self._seen_s))
         self._seen_s = now_s
         if self._left >= BURST_BYTES / 2 and self._total_left >= LINE_BYTES:
             self.is_spent = False
+        return not self.is_spent
 
 
 class Lines:
@@ -61,15 +63,13 @@ class Lines:
         self._is_cut = False  # the rest of a long line is skipped
 
     def feed(self, data: bytes, now_s: float) -> None:
-        budget = self._budget
-        if budget.is_spent:
-            budget.refill(now_s)
-            if budget.is_spent:
-                budget.lost_bytes += len(data)  # not worth cutting into lines
+        if self._budget.is_spent:
+            if not self._budget.recovers(now_s):
+                self._budget.lost_bytes += len(data)  # not worth cutting into lines
                 self._rest, self._is_cut = b"", not data.endswith(b"\n")
                 return
-            log.warning("%s: %d bytes of its output were dropped", self._task, budget.lost_bytes)
-            budget.lost_bytes = 0
+            log.warning("%s: %d bytes of its output were dropped", self._task, self._budget.lost_bytes)
+            self._budget.lost_bytes = 0
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._write(line, now_s)

@@ -1,7 +1,8 @@
 """Environments in their own processes (`isolation: process`), as the worker sees them.
 
-Owns the fork server, a channel per child and which variables they get. Event-driven: descriptors are registered in the worker's selector with
-a callback as data. Nothing a child sends is trusted: a message that does not parse ends the child.
+Owns the fork server, a channel per child and which variables they get. Event-driven: descriptors are registered in the
+worker's selector with a callback as data. Nothing a child sends is trusted: a message that does not parse ends the
+child.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ READ_BYTES = 1 << 16
 SERVER_OUTPUT = "environments"  # what modules print while they are imported
 
 # Variables that environments get. Others may hold tokens of hubs and clouds, or describe the run.
-KEPT = frozenset(
-    ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL", "PYTHONHOME", "VIRTUAL_ENV")
-    + ("CONDA_PREFIX", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
-)
+KEPT = {
+    "PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL", "PYTHONHOME", "VIRTUAL_ENV",
+    "CONDA_PREFIX", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR",
+}  # fmt: skip
 KEPT_PREFIXES = ("LC_", "OMP_", "MKL_")
 
 

@@ -3,9 +3,9 @@
 Rank 0 opens a meeting on a free port and writes its address and its secret to a private file of the run; the others
 wait for that file. A single rank opens no port. Without the secret nobody meets the ranks, and every gloo group, also
 those that libraries make, begins with a proof that both ends of each connection know it. We send payloads as raw bytes,
-never pickled; torch's and Megatron's checkpoint code pickles its plans, between proven ranks only. A rank that dies closes its sockets, which fails the group
-on the other ranks. A rank that hangs is found by its missing heartbeats. So operations have no timeout of their own:
-they may wait as long as the controller needs to make a batch.
+never pickled; torch's and Megatron's checkpoint code pickles its plans, between proven ranks only. A rank that dies
+closes its sockets, which fails the group on the other ranks. A rank that hangs is found by its missing heartbeats. So
+operations have no timeout of their own: they may wait as long as the controller needs to make a batch.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _prove_gloo_groups(secret: str) -> None:
             super().__init__(store, rank, size, timeout)
             prove(self, store, secret, min(timeout, _PROOF))
 
-    distributed_c10d.ProcessGroupGloo = ProvenGloo
+    distributed_c10d.ProcessGroupGloo = ProvenGloo  # type: ignore[misc]
 
 
 def set_up_cpu(num_threads: int) -> None:

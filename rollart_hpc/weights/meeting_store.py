@@ -5,6 +5,7 @@ torch calls it from C++, in whatever thread forms a group. One request is in fli
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -19,9 +20,7 @@ from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined
 
 from rollart_hpc.weights.meeting import MAX_MESSAGE_BYTES, Answer, Meeting, Operation, Request, server_keys
 
-_REFUSED = (
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-)
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _EVENTS = _REFUSED | zmq.EVENT_DISCONNECTED
 _LONGEST_POLL_MS = 2**31 - 1
 
@@ -143,7 +142,7 @@ class MeetingStore(Store):
 
     def _await(self, end_s: float, what: str, limit_s: float) -> Answer:
         while (left_s := end_s - time.monotonic()) > 0:
-            ready: dict[Any, int] = dict(self._poller.poll(min(_LONGEST_POLL_MS, 1000 * left_s)))
+            ready: dict[Any, int] = dict(self._poller.poll(min(_LONGEST_POLL_MS, math.ceil(1000 * left_s))))
             if self._dealer in ready:
                 answer = self._read.decode(self._dealer.recv())
                 if answer.number == self._number:  # else the answer to a request that was given up

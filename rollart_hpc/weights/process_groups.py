@@ -1,7 +1,7 @@
 """The process group of one epoch: the interface of every collective, and torch's collectives. Knows no buckets.
 
-Every group has its own meeting on the source's host, which only its members can use. gloo moves CPU memory; NCCL moves GPU memory, if the source's
-tensors are on a GPU; MPI (`mpi`) moves CPU memory between relays. `forming` chooses.
+Every group has its own meeting on the source's host, which only its members can use. gloo moves CPU memory; NCCL moves
+GPU memory, if the source's tensors are on a GPU; MPI (`mpi`) moves CPU memory between relays. `forming` chooses.
 """
 
 from __future__ import annotations
@@ -169,4 +169,3 @@ def _nccl(store: PrefixStore, setup: RankSetup) -> Any:
 def _meet(store: PrefixStore, setup: RankSetup) -> None:
     store.set(f"here/{setup.rank}", "")
     store.wait([f"here/{rank}" for rank in range(setup.size)], timedelta(seconds=setup.deadline_s))
-

@@ -3,9 +3,8 @@
 The stream is `Opening, (BucketInfo, bytes)*, Closing`, then a barrier that tells the source that everything arrived.
 If the source knows all buckets in advance their infos are in the Opening, and only bucket bytes follow it.
 The deadline applies to every broadcast: if a peer stops or dies the epoch fails on all ranks within the deadline. A
-rank that fails aborts its group, which fails the others at once. Only processes that know the
-epoch's secret can join; data is not encrypted. The source's sockets bind to
-its host, a target's sockets to the address that faces the source.
+rank that fails aborts its group, which fails the others at once. Only processes that know the epoch's secret can join;
+data is not encrypted. The source's sockets bind to its host, a target's sockets to the address that faces the source.
 
 Must not know who requests a transfer, nor how the buckets are used.
 """

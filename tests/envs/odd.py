@@ -67,11 +67,6 @@ class Counting:
         if command == "hangup":
             os.close(3)
             time.sleep(3600)
-        if command == "flood":
-            for _ in range(int(argument)):
-                os.write(1, b"x" * 99 + b"\n")
-        if command == "print":
-            print(argument)
         if command == "look":
             return Turn(repr(sight()), False)
         return Turn(f"turn {self.turn} {len(response)} {random.random()}", self.turn >= self.turns)
@@ -92,6 +87,19 @@ class Unsendable(Counting):
 class Unmakeable:
     def __init__(self) -> None:
         raise RuntimeError("can't be made")
+
+
+class Printing(Counting):
+    """Prints its response, or `flood N`: N lines."""
+
+    def step(self, response: str) -> Turn:
+        command, _, argument = response.partition(" ")
+        if command == "flood":
+            for _ in range(int(argument)):
+                os.write(1, b"x" * 99 + b"\n")
+        else:
+            print(response)
+        return Turn("printed", False)
 
 
 def sight() -> dict[str, Any]:

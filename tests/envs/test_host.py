@@ -232,12 +232,12 @@ def test_output_of_environments_is_logged_with_their_task_and_a_flood_of_it_is_n
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    driver = make(odd=make_task(), loud=make_task())
+    driver = make(odd=make_task("Printing"), loud=make_task("Printing"))
     driver.reset("a")
     driver.reset("b", task="loud")
-    driver.step("a", "print hello from a task")
+    driver.step("a", "hello from a task")
     assert driver.step("b", "flood 30000").kind == "turn"  # 3 MB: it is not blocked
-    assert driver.step("a", "print still heard").kind == "turn"
+    assert driver.step("a", "still heard").kind == "turn"
     driver.host.processes.close()  # the last of it is written then
     lines = [record.getMessage() for record in caplog.records if record.name == "rollart_hpc.env.output"]
     assert "odd: hello from a task" in lines and "odd: still heard" in lines

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import DistStoreError, PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistStoreError, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.direct import BucketStream
@@ -59,7 +59,7 @@ def test_strangers_at_the_rendezvous_get_nothing_and_the_transfer_succeeds() -> 
     rendezvous = open_rendezvous(HOST)
     sender, sent = in_thread(lambda: send(rendezvous))
     with socket.create_connection((HOST, rendezvous.port)) as silent, socket.create_connection(silent.getpeername()):
-        with pytest.raises(TransferError, match="secret|lost the connection"):
+        with pytest.raises(TransferError, match=r"secret|lost the connection"):
             receive(rendezvous, new_secret())
         with pytest.raises(RuntimeError):  # torch's own client
             TCPStore(HOST, rendezvous.port, None, False, timedelta(seconds=1), False).get("backend")
@@ -70,7 +70,9 @@ def test_strangers_at_the_rendezvous_get_nothing_and_the_transfer_succeeds() -> 
 
 def formed(rendezvous: Rendezvous, rank: int, size: int) -> tuple[Any, MeetingStore, PrefixStore]:
     deadline = timedelta(seconds=PATIENCE_S)
-    store = rendezvous.open(PATIENCE_S) if rank == 0 else MeetingStore(HOST, rendezvous.port, rendezvous.secret, deadline)
+    store = (
+        rendezvous.open(PATIENCE_S) if rank == 0 else MeetingStore(HOST, rendezvous.port, rendezvous.secret, deadline)
+    )
     prefixed = PrefixStore("group", store)
     return _gloo(prefixed, RankSetup(rank, size, HOST, PATIENCE_S)), store, prefixed
 
@@ -145,4 +147,8 @@ def test_one_key_answers_all_who_wait_for_it() -> None:
         assert table.answer(client, Request(1, "get", ["x", "y"])) == []
     assert [client for client, _ in table.answer(b"c", Request(1, "set", ["y"], [b"2"]))] == [b"c"]
     given = table.answer(b"c", Request(2, "set", ["x"], [b"1"]))
-    assert [(client, answer.values) for client, answer in given] == [(b"c", []), (b"a", [b"1", b"2"]), (b"b", [b"1", b"2"])]
+    assert [(client, answer.values) for client, answer in given] == [
+        (b"c", []),
+        (b"a", [b"1", b"2"]),
+        (b"b", [b"1", b"2"]),
+    ]
