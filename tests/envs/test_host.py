@@ -246,11 +246,12 @@ def test_output_of_environments_is_logged_with_their_task_and_a_flood_of_it_is_n
     assert sum("dropping its output" in line for line in loud) == 1 and "were dropped" in loud[-1]
 
 
-def test_threads_that_share_a_slow_import_all_play(make: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolation", ["process", "shared"])
+def test_a_slow_import_of_a_file_and_its_neighbour_fails_no_reset(make: Make, tmp_path: Path, isolation: str) -> None:
     slow = tmp_path / "slow.py"
     slow.write_text("import time\ntime.sleep(0.3)\nfrom odd import Counting\n")
     shutil.copy(ODD, tmp_path / "odd.py")
-    driver = make(slots=8, slow=TaskConfig(environment=f"{slow}:Counting", isolation="shared"))
+    driver = make(slots=8, slow=TaskConfig(environment=f"{slow}:Counting", isolation=isolation))
     for slot in range(8):
         driver.host.reset(slot, "slow", 5)
     assert {driver.next(slot).kind for slot in range(8)} == {"turn"}
