@@ -169,6 +169,9 @@ class PoolConfig:
 class EnvConfig:
     workers: int = key(1, "env worker processes", low=1)
     slots: int = key(64, "trajectories that each worker plays at once", low=1)
+    variables: list[str] = key(
+        [], "names of environment variables that environments in processes of their own get besides the usual few"
+    )
     class_: str = key("", "hardware class of the site for all workers; empty = the one that serves cpu")
     cpus: int = key(1, "CPUs per worker on a cluster", low=1)
     memory_gb: float = key(1.0, "memory per worker on a cluster, in GB", low=0)

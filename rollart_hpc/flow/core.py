@@ -335,7 +335,7 @@ class Core:
             self.publisher.held(self.workers[event.relay], event.weights)
 
     def _transfer_ready(self, event: ev.TransferReady) -> None:
-        self.publisher.ready(event.epoch, event.host, event.port)
+        self.publisher.ready(event.epoch, event.host, event.port, event.secret)
 
     def _transfer_failed(self, event: ev.TransferFailed) -> None:
         if event.epoch:

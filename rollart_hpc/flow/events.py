@@ -116,6 +116,7 @@ class TransferReady(Fact):
     epoch: int
     host: str = ""
     port: int = 0
+    secret: str = ""
 
 
 class TransferFailed(Fact):
@@ -273,6 +274,7 @@ class JoinTransfer(Fact):
     size: int
     host: str
     port: int
+    secret: str
 
 
 class Install(Fact):

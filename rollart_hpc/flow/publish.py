@@ -132,7 +132,7 @@ class Publisher:
             self._holders[relay.name] = relay
         self._advance(list(self._nodes[relay.node].engines.values()))
 
-    def ready(self, epoch: int, host: str, port: int) -> None:
+    def ready(self, epoch: int, host: str, port: int, secret: str) -> None:
         transfer = self.transfer
         if transfer is None or transfer.epoch != epoch:
             return
@@ -141,7 +141,7 @@ class Publisher:
             target = self.workers[name]
             if self.rules.direct:
                 self._begin_install(target, transfer.weights)
-            self._emit(ev.JoinTransfer(name, epoch, transfer.weights, rank, size, host, port))
+            self._emit(ev.JoinTransfer(name, epoch, transfer.weights, rank, size, host, port, secret))
             rank += target.num_ranks
 
     def spoiled(self, relay: Worker) -> None:

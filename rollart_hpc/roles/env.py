@@ -16,7 +16,7 @@ def main(start: Start) -> None:
     config = start.config
     renderer = Renderer(start.run.model)
     selector = selectors.DefaultSelector()
-    host = Host(selector, config.tasks, config.env.slots)
+    host = Host(selector, config.tasks, config.env.slots, config.env.variables)
     with Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
         try:
             host.start()

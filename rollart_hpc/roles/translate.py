@@ -65,7 +65,7 @@ def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | Non
         case ms.Held():
             return ev.Held(name, WeightsId(m.attempt, m.version))
         case ms.TransferReady():
-            return ev.TransferReady(m.epoch, m.host, m.port)
+            return ev.TransferReady(m.epoch, m.host, m.port, m.secret)
         case ms.TransferFailed():
             return ev.TransferFailed(m.epoch, name)
         case ms.TransferSent():
@@ -101,7 +101,7 @@ def message_of(c: ev.Command) -> tuple[str, ms.Message] | None:
         case ev.OfferTransfer():
             return c.source, ms.TransferOffer(c.epoch, *c.weights, c.size)
         case ev.JoinTransfer():
-            return c.target, ms.TransferJoin(c.epoch, *c.weights, c.rank, c.size, c.host, c.port)
+            return c.target, ms.TransferJoin(c.epoch, *c.weights, c.rank, c.size, c.host, c.port, c.secret)
         case ev.Install():
             return c.engine, ms.Install(*c.weights)
     return None

@@ -117,7 +117,7 @@ class DirectSource:
         )
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
         thread.start()
-        self._report(TransferReady(epoch, rendezvous.host, rendezvous.port))
+        self._report(TransferReady(epoch, rendezvous.host, rendezvous.port, rendezvous.secret))
 
     def busy(self) -> bool:
         return any(thread.is_alive() for thread in self._threads)
@@ -161,7 +161,7 @@ class DirectTarget:
         """Wait until all ranks have joined. An engine that calls this first only pauses while the buckets arrive."""
         join = self.join
         receiving = Receiving(
-            join.host, join.port, join.rank, join.size, deadline_s=self.deadline_s, device=self._device
+            join.host, join.port, join.secret, join.rank, join.size, deadline_s=self.deadline_s, device=self._device
         )
         wanted = WeightsId(join.attempt, join.version)
         if receiving.weights_id != wanted:

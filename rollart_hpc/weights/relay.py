@@ -127,7 +127,7 @@ class Relay:
             self._report(TransferFailed(offer.epoch, str(error)))
             return
         self._start(offer.epoch, self._send, offer, rendezvous)
-        self._report(TransferReady(offer.epoch, rendezvous.host, rendezvous.port))
+        self._report(TransferReady(offer.epoch, rendezvous.host, rendezvous.port, rendezvous.secret))
 
     def _start(self, epoch: int, work: Callable[..., None], *args: object) -> None:
         """Epochs don't wait for each other: an old one with a lost peer ends by its deadline."""
@@ -167,7 +167,7 @@ class Relay:
     def _receive(self, join: TransferJoin) -> None:
         weights_id = WeightsId(join.attempt, join.version)
         receiving = Receiving(
-            join.host, join.port, join.rank, join.size, deadline_s=self._deadline_s, world=self._world
+            join.host, join.port, join.secret, join.rank, join.size, deadline_s=self._deadline_s, world=self._world
         )
         start_s = time.monotonic()
         with receiving, self._store.draft(weights_id) as draft:

@@ -367,9 +367,12 @@ class TransferOffer(Message):
 
 
 class TransferReady(Message):
+    """source -> controller: targets can join. Without the secret, which the source made for this epoch, nobody can."""
+
     epoch: int
     host: str
     port: int
+    secret: str
 
 
 class TransferJoin(Message):
@@ -382,6 +385,7 @@ class TransferJoin(Message):
     size: int
     host: str
     port: int
+    secret: str
 
 
 class TransferFailed(Message):
