@@ -21,10 +21,7 @@ class Kind(StrEnum):
     STOP = "stop", "SIGSTOP for some seconds, or until the run replaces the process"
     SLOW = "slow", "stopped for nine tenths of the time, in short pieces"
     CUT = "cut", "every TCP connection of the process is shut down, again and again"
-    CORRUPT = (
-        "corrupt",
-        "engine: damages the newest weights in its node's memory; trainer: the newest checkpoint; then kills it",
-    )
+    CORRUPT = "corrupt", "kills an engine and damages the weights of its node; or a trainer, and its newest checkpoint"
 
 
 AGENT = "agent"  # of a node, on a cluster

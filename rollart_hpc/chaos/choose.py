@@ -18,6 +18,7 @@ STABLE_S = 330.0  # a process that lived longer has its restarts back; a little 
 LONGEST_STOP_S = 10.0
 LONGEST_WAIT_S = 120.0  # a process is stopped until it is replaced only if that happens within this time
 SLOW_S = (4.0, 12.0)
+DAMAGE_S = 3.0  # an engine that was killed is back by then, and finds damaged weights
 
 _T = TypeVar("_T")
 
@@ -114,7 +115,9 @@ class Chooser:
             return Act(kind, victim, 3 * silence_s if until_replaced and is_soon else short_s)
         if kind is Kind.SLOW:
             return Act(kind, victim, min(rng.uniform(*SLOW_S), silence_s))
-        return Act(kind, victim, short_s if kind is Kind.CUT else 0.0, point=rng.random())
+        if kind is Kind.CORRUPT:
+            return Act(kind, victim, DAMAGE_S if victim.role == "engine" else 0.0, point=rng.random())
+        return Act(kind, victim, short_s if kind is Kind.CUT else 0.0)
 
     def _may_end(self, act: Act) -> bool:
         """A broken connection between ranks ends a trainer; a long stop has the process replaced."""

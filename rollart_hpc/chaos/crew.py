@@ -13,7 +13,6 @@ from rollart_hpc.launch.status import RunStatus
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import RunState
 
-
 SETTLE_S = 2.0  # after an act that a process may survive: the status is a second old, and the process may yet end
 
 

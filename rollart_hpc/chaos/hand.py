@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,8 @@ from rollart_hpc.rundir import RunDir, open_run_dir
 AGENT_MODULE = b"rollart_hpc.launch.agents.agent"
 PIECE_S, FREE_S = 0.09, 0.01  # of a slow process: stopped, running
 CUT_EVERY_S = 0.05
+NEW_EVERY_S = 0.005  # a new version should be damaged before engines read it
+BUCKET = "bucket_0.bin"  # the first of a version, see `weights.store`
 _PIDFD_GETFD = 438  # the same number on every architecture
 
 
@@ -124,11 +126,14 @@ class Hand:
     def do(self, request: Request) -> str:
         held = Held(request.pid or self._agent_on(request.host), self._run)
         detail = f"pid {held.pid}"
-        if request.kind is Kind.CORRUPT and request.role == "engine":
-            detail = f"{damage_weights(self._run.store_root / request.node, request.point)}, {detail}"
         if request.kind in (Kind.KILL, Kind.CORRUPT):
             held.signal(signal.SIGKILL)
             os.close(held.pidfd)
+            if request.seconds:
+                self._damage_until(
+                    time.monotonic() + request.seconds, self._run.store_root / request.node, request.point
+                )
+                detail = f"weights of {request.node}, {detail}"
             return detail
         held.until_s = time.monotonic() + request.seconds
         if request.kind is Kind.CUT:
@@ -165,6 +170,16 @@ class Hand:
             shut_connections(held)
         self._timers.after(CUT_EVERY_S, partial(self._cut_again, held))
 
+    def _damage_until(self, until_s: float, store: Path, point: float, done: Collection[str] = ()) -> None:
+        """Damage the newest weights of a node, and every version that comes, as soon as it is there."""
+        newest = newest_version(store)
+        if newest is not None and newest.name not in done:
+            done = {*done, newest.name}
+            with suppress(FileNotFoundError):  # pruned at this moment
+                flip(newest / BUCKET, point)
+        if time.monotonic() < until_s:
+            self._timers.after(NEW_EVERY_S, partial(self._damage_until, until_s, store, point, done))
+
     def _end(self, held: Held) -> None:
         self._held.remove(held)
         held.let_go()
@@ -179,10 +194,11 @@ class Hand:
 def agents_of(run: RunDir) -> dict[int, str]:
     """The agents of the run that live here, with their hosts: a development cluster has several on one machine."""
     found = {}
+    ours = {os.fsencode(run.path), b"--run-dir=" + os.fsencode(run.path)}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (process / "cmdline").read_bytes().split(b"\0")
-            if AGENT_MODULE in words and os.fsencode(run.path) in words:
+            if AGENT_MODULE in words[:4] and ours & {*words}:  # not the srun of one
                 variables = (process / "environ").read_bytes().split(b"\0")
                 hosts = [word.split(b"=", 1)[1] for word in variables if word.startswith(b"SLURMD_NODENAME=")]
                 found[int(process.name)] = os.fsdecode(hosts[0]) if hosts else socket.gethostname()
@@ -221,16 +237,9 @@ def _sockets(pid: int) -> Iterator[int]:
                 yield int(name)
 
 
-def damage_weights(store: Path, point: float) -> str:
-    """Flip the bits of one byte in the newest version in a node's memory."""
-    try:
-        found = [path for path in store.glob("v*-*/bucket_*.bin") if path.stat().st_size]
-        newest = max((path.parent for path in found), key=_version, default=store)
-        if newest != store:
-            return flip(min(path for path in found if path.parent == newest), point)
-    except FileNotFoundError:  # pruned at this moment
-        pass
-    raise CantDo(f"there are no weights in {store}")
+def newest_version(store: Path) -> Path | None:
+    """In the memory of a node."""
+    return max((path.parent for path in store.glob(f"v*-*/{BUCKET}")), key=_version, default=None)
 
 
 def _version(directory: Path) -> tuple[int, ...]:

@@ -48,6 +48,7 @@ class Chaos:
         self._refused: Counter[str] = Counter()
         self._began_s = time.monotonic()
         self._steps_before = steps_of(run)
+        self._is_interrupted = False
 
     def carry_out(self) -> Summary:
         """Until the time is over and the run has recovered, or the run is over. Leaves no process stopped."""
@@ -61,6 +62,7 @@ class Chaos:
             self._until_strong()
             self._hit_until_the_end()
         except KeyboardInterrupt:
+            self._is_interrupted = True
             self._say("interrupted: letting go of every process")
         finally:
             self._hands.close()
@@ -154,9 +156,8 @@ class Chaos:
         sight = self._watched.look()
         healings = [*self._healings, *(Healing(wound.act, None) for wound in self._wounds)]
         lasted_s = time.monotonic() - self._began_s
-        summary = summarize(
-            self._run, self._wish.seed, lasted_s, sight, healings, dict(self._refused), self._steps_before
-        )
+        done = self._run, self._wish.seed, lasted_s, sight, healings, dict(self._refused), self._steps_before
+        summary = summarize(*done, is_interrupted=self._is_interrupted)
         self._write(acts.Ended(time.time(), summary.is_ok, summary.problems))
         return summary
 

@@ -35,6 +35,7 @@ class Summary(msgspec.Struct, frozen=True):
     steps_before: int
     steps_after: int
     trajectories: int  # of the surviving chain
+    is_interrupted: bool
     problems: list[str]  # of the ledger and of the run; empty: every step was trained exactly once
 
     @property
@@ -47,7 +48,7 @@ def steps_of(run: RunDir) -> int:
     return len(ledger.surviving(ledger.read(run.ledger))) if run.ledger.exists() else 0
 
 
-def find_problems(run: RunDir, sight: Sight, healings: Sequence[Healing]) -> list[str]:
+def find_problems(run: RunDir, sight: Sight, healings: Sequence[Healing], *, is_interrupted: bool) -> list[str]:
     config = read_resolved(run.config)
     rules = rules_of(config)
     lines = ledger.read(run.ledger) if run.ledger.exists() else []
@@ -60,10 +61,10 @@ def find_problems(run: RunDir, sight: Sight, healings: Sequence[Healing]) -> lis
         found.append(f"the run has finished with {len(chain)} steps, expected {config.steps}")
     elif state.is_over and state is not RunState.FINISHED:
         found.append(f"the run is {state}: {sight.status.reason or 'no reason given'}")
-    if not healings:
+    if not healings and not is_interrupted:
         found.append("nothing was hit")
     late = [str(healing.act) for healing in healings if healing.after_s is None]
-    if late and state is not RunState.FINISHED:
+    if late and state is not RunState.FINISHED and not is_interrupted:
         found.append(f"the run has not recovered from: {', '.join(late)}")
     return found
 
@@ -76,6 +77,8 @@ def summarize(
     healings: Sequence[Healing],
     refused: dict[str, int],
     steps_before: int,
+    *,
+    is_interrupted: bool,
 ) -> Summary:
     acts: dict[str, dict[str, int]] = {}
     for healing in healings:
@@ -96,5 +99,6 @@ def summarize(
         steps_before=steps_before,
         steps_after=len(chain),
         trajectories=sum(len(line.trajectories) for line in chain),
-        problems=find_problems(run, sight, healings),
+        is_interrupted=is_interrupted,
+        problems=find_problems(run, sight, healings, is_interrupted=is_interrupted),
     )

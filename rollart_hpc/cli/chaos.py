@@ -31,7 +31,9 @@ def chaos(args: argparse.Namespace) -> int:
         return ExitCode.OK
     summary = Chaos(run, launcher, limits, wish, lambda text: print(text, file=sys.stderr, flush=True)).carry_out()
     print(msgspec.json.format(msgspec.json.encode(summary), indent=1).decode() if args.json else told(summary))
-    return ExitCode.OK if summary.is_ok else ExitCode.ENVIRONMENT
+    if not summary.is_ok:
+        return ExitCode.ENVIRONMENT
+    return ExitCode.INTERRUPTED if summary.is_interrupted else ExitCode.OK
 
 
 def seconds_of(text: str) -> float:
