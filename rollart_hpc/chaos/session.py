@@ -35,6 +35,7 @@ class Wish:
     for_s: float
     every_s: float
     patience_s: float
+    acts: int = 0  # end after so many; 0 = when the time is over
 
 
 class Chaos:
@@ -91,11 +92,15 @@ class Chaos:
                 return
             if self._heal(now, sight):
                 next_s = max(next_s, now + self._chooser.pause_s(self._wish.every_s))
-            if now >= end_s and not self._wounds:
+            is_due = now < end_s and not self._has_enough()
+            if not is_due and not self._wounds:
                 return
-            if next_s <= now < end_s and (sight.is_strong or self._wounds):
+            if is_due and next_s <= now and (sight.is_strong or self._wounds):
                 next_s = now + self._hit(now, sight)
             time.sleep(LOOK_EVERY_S)
+
+    def _has_enough(self) -> bool:
+        return 0 < self._wish.acts <= len(self._healings) + len(self._wounds)
 
     def _hit(self, now: float, sight: Sight) -> float:
         """Do one act, if there is one. Returns the pause until the next."""
@@ -169,7 +174,7 @@ def preview(run: RunDir, launcher: Launcher, limits: Limits, wish: Wish) -> list
     """What the seed would choose, if every act succeeded and the run recovered from it at once."""
     chooser, victims = Chooser(wish.seed, limits), Watched(run, launcher).look().victims
     now, chosen = 0.0, list[Act]()
-    while now < wish.for_s:
+    while now < wish.for_s and not 0 < wish.acts <= len(chosen):
         scene = Scene(now, victims, (), len(chosen), True)
         act = chooser.choose(scene)
         if act is None:

@@ -24,7 +24,7 @@ _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 def chaos(args: argparse.Namespace) -> int:
     run = open_run_dir(args.run_dir)
     launcher, limits = launcher_of_run(run), limits_of(run, args)
-    wish = Wish(args.seed, seconds_of(args.lasting), args.every, args.patience)
+    wish = Wish(args.seed, seconds_of(args.lasting), args.every, args.patience, args.acts)
     if args.dry_run:
         for act in preview(run, launcher, limits, wish):
             print(act)

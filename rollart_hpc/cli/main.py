@@ -116,6 +116,9 @@ def _add_run_dir_commands(commands: argparse._SubParsersAction[argparse.Argument
     chaos.add_argument("run_dir", metavar="RUN_DIR")
     chaos.add_argument("--seed", type=int, required=True, help="decides what is hit, when and how")
     chaos.add_argument("--for", dest="lasting", metavar="TIME", required=True, help="how long: 90s, 10m, 1h")
+    chaos.add_argument(
+        "--acts", type=int, default=0, metavar="N", help="end after so many acts; 0 = when the time is over"
+    )
     chaos.add_argument("--every", type=float, default=10.0, metavar="S", help="mean pause after a recovery (10)")
     chaos.add_argument("--roles", nargs="+", metavar="ROLE", choices=_CHAOS_ROLES, help=", ".join(_CHAOS_ROLES))
     chaos.add_argument("--kinds", nargs="+", metavar="KIND", choices=_CHAOS_KINDS, help=", ".join(_CHAOS_KINDS))

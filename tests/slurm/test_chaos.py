@@ -12,12 +12,11 @@ ROLES = ("agent", "controller", "engine", "env")
 
 
 def test_processes_and_agents_of_other_nodes_are_hit(cluster: Cluster, raw_model: Path, tmp_path: Path) -> None:
-    run = Submitted(cluster, tmp_path / "a run", raw_model).submit("steps=100000", "validation.plays=0")
+    run = Submitted(cluster, tmp_path / "a run", raw_model)
+    run.submit("steps=100000", "validation.plays=0", "timeouts.silence_s=4")
     run.until_steps(3)
-    done = cli(
-        "chaos", str(run.run.path), "--seed", "2", "--for", "8s", "--every", "0.2", "--json", "--kinds", "kill",
-        "--roles", *ROLES,
-    )  # fmt: skip
+    acts = ("--acts", str(len(ROLES)), "--kinds", "kill", "--roles", *ROLES)
+    done = cli("chaos", str(run.run.path), "--seed", "2", "--for", "5m", "--every", "0.1", "--json", *acts)
     assert done.returncode == 0, done.stdout + done.stderr + run.told()
     summary = json.loads(done.stdout)
     assert set(summary["acts"]) == set(ROLES) and not summary["refused"]
