@@ -22,8 +22,8 @@ def store(part: str, figures: Figures) -> None:
 
 
 def stored(part: str) -> Any:
-    path = PARTS / f"{part}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    paths = (PARTS / f"{part}.json", RESULTS / f"{part}.json")  # some parts have a page of their own too
+    return next((json.loads(path.read_text()) for path in paths if path.exists()), None)
 
 
 def render() -> None:

@@ -39,7 +39,9 @@ def measure(run: Live, role: str, window_s: float, *join: str) -> dict[str, Any]
     run.join(*join)
     run.until(lambda: run.status()["workers"][role]["alive"] == 3, f"{name} to join")
     try:
-        aside_s = run.until(lambda: name in run.status().get("aside", {}), f"{name} to be set aside", 300.0)
+        aside_s = run.until(
+            lambda: name in run.status().get("aside", {}), f"{name} to be set aside", 2 * LIMITS_S[role]
+        )
     except AssertionError as error:
         print(error, flush=True)
         aside_s = None

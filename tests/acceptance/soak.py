@@ -20,7 +20,7 @@ MB = 1 << 20
 # A cheap task with one short turn, and waiting as in a real environment; groups enough for all slots.
 OVERRIDES = (
     f"env.workers={ENV_WORKERS}", f"env.slots={SLOTS // ENV_WORKERS}", "flow.groups_per_step=50", "flow.group_size=8",
-    "flow.redundancy=2", "flow.alpha=1", "timeouts.silence_s=60", "checkpoint.every=10",
+    "flow.redundancy=2", "flow.alpha=3", "timeouts.silence_s=60", "checkpoint.every=5",
     "tasks.frozenlake.trouble.turn_latency.mean_s=5", "tasks.sorting.trouble.turn_latency.mean_s=5",
 )  # fmt: skip
 
