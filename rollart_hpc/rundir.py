@@ -13,6 +13,7 @@
       latest -> attempts/attempt_N
       checkpoints/step_N/          committed once it holds committed.json; step_N.tmp is one being written
       status.json  supervisor.json  metrics.jsonl  ledger.jsonl
+      chaos.jsonl                  what `rollart-hpc chaos` did to the run
       jobs.jsonl  cluster.json     on a cluster: the run's jobs and how they ended; partitions and GPU-hours
       job.sh  slurm/NAME-ID.log    on a cluster: the batch script and its output
       elastic/                     on a cluster: jobs of elastic workers
@@ -138,6 +139,10 @@ class RunDir:
     @property
     def ledger(self) -> Path:
         return self.path / "ledger.jsonl"
+
+    @property
+    def chaos(self) -> Path:
+        return self.path / "chaos.jsonl"
 
     @property
     def trace(self) -> Path:

@@ -17,6 +17,10 @@ from rollart_hpc.vocabulary import ExitCode
 
 Command = Callable[[argparse.Namespace], int]
 
+# As in `chaos.acts`, which no other command needs.
+_CHAOS_ROLES = ("controller", "trainer", "engine", "env", "reward", "relay", "agent")
+_CHAOS_KINDS = ("kill", "stop", "slow", "cut", "corrupt")
+
 EPILOG = """examples:
   rollart-hpc run quickstart                          train a tiny model on two tasks on this machine
   rollart-hpc run quickstart steps=5 flow.alpha=2     override any key of the run file
@@ -108,6 +112,21 @@ def _add_run_dir_commands(commands: argparse._SubParsersAction[argparse.Argument
     join.add_argument("--name", default="", help="name of the worker, unique in the run; default: a generated one")
     join.add_argument("--idle-s", type=float, help="reward workers: leave after this many idle seconds")
     join.add_argument("--live-s", type=float, help="reward workers: leave after this many seconds, busy or not")
+    chaos = _add(commands, "chaos", "rollart_hpc.cli.chaos:chaos", "hit a live run at random, then check its ledger")
+    chaos.add_argument("run_dir", metavar="RUN_DIR")
+    chaos.add_argument("--seed", type=int, required=True, help="decides what is hit, when and how")
+    chaos.add_argument("--for", dest="lasting", metavar="TIME", required=True, help="how long: 90s, 10m, 1h")
+    chaos.add_argument(
+        "--acts", type=int, default=0, metavar="N", help="end after so many acts; 0 = when the time is over"
+    )
+    chaos.add_argument("--every", type=float, default=10.0, metavar="S", help="mean pause after a recovery (10)")
+    chaos.add_argument("--roles", nargs="+", metavar="ROLE", choices=_CHAOS_ROLES, help=", ".join(_CHAOS_ROLES))
+    chaos.add_argument("--kinds", nargs="+", metavar="KIND", choices=_CHAOS_KINDS, help=", ".join(_CHAOS_KINDS))
+    chaos.add_argument("--at-once", type=int, default=1, metavar="K", help="victims that have not recovered (1)")
+    chaos.add_argument("--whole-roles", action="store_true", help="with --at-once: even the last worker of a role")
+    chaos.add_argument("--patience", type=float, default=600.0, metavar="S", help="time to recover from an act (600)")
+    chaos.add_argument("--dry-run", action="store_true", help="print what the seed would choose; hit nothing")
+    chaos.add_argument("--json", action="store_true", help="JSON output")
     report = _add(commands, "report", "rollart_hpc.cli.report:report", "regenerate report.html and trace.json")
     report.add_argument("run_dir", metavar="RUN_DIR")
 

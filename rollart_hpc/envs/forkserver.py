@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from typing import Union
 
 import msgspec
@@ -75,6 +76,7 @@ class ForkServer:
         self._control = control
         self._parent = parent
         self._children: dict[int, int] = {}  # number -> pid
+        self._unsent: deque[bytes] = deque()  # reports that the worker has no room for yet
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -88,10 +90,13 @@ class ForkServer:
     def run(self) -> None:
         self._report(Ready())
         while os.getppid() == self._parent:
-            for key, _ in self._selector.select():
+            for key, events in self._selector.select():
                 if key.fileobj is self._wake_out:
                     self._drain_wakeups()
-                elif not self._obey():
+                    continue
+                if events & selectors.EVENT_WRITE:
+                    self._flush()
+                if events & selectors.EVENT_READ and not self._obey():
                     return
             self._reap()
 
@@ -178,8 +183,23 @@ class ForkServer:
                 pass
 
     def _report(self, report: Ready | Spawned | Gone) -> None:
-        with contextlib.suppress(ConnectionError):
-            self._control.send(write(report))
+        """Never blocks: the worker may be waiting for us to read an order, and then reads no report."""
+        self._unsent.append(write(report))
+        if len(self._unsent) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                self._control.send(self._unsent[0], socket.MSG_DONTWAIT)
+                self._unsent.popleft()
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self._unsent.clear()
+        waits = selectors.EVENT_WRITE if self._unsent else 0
+        with contextlib.suppress(KeyError):  # at the end nobody listens
+            self._selector.modify(self._control, selectors.EVENT_READ | waits)
 
 
 def _keep_only(channel: int, output: int) -> None:

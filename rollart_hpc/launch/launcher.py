@@ -106,6 +106,9 @@ class Launcher(Protocol):
     def cancel(self, run: RunDir, say: Say) -> RunState:
         """End the run, with a checkpoint if possible. Returns when nothing of it is left."""
 
+    def reach(self, run: RunDir, host: str, command: list[str]) -> list[str]:
+        """This command, run on a host of the run beside its processes. `host`: empty = that of the supervisor."""
+
     def allocate(self, new: NewRun, inside: list[str]) -> int | None:
         """Create the run, request its nodes and run a command there. None: this process is already on such nodes."""
 

@@ -96,6 +96,11 @@ class LocalLauncher:
         write_ownership(run, run.last_attempt(), (), RunState.CANCELLED, "cancelled before its processes had started")
         return RunState.CANCELLED
 
+    def reach(self, run: RunDir, host: str, command: list[str]) -> list[str]:
+        if supervisor_pid(run) is None:
+            raise UserError(f"{run.path} is not running", f"see how it ended: {command_line('status', run.path)}")
+        return command
+
     def allocate(self, new: NewRun, inside: list[str]) -> int | None:
         raise UserError(f"site {new.site.name} is one machine, not a cluster", "use: rollart-hpc run")
 

@@ -10,6 +10,11 @@ python tests/acceptance/run.py smollm2
 python tests/acceptance/run.py benches
 python tests/acceptance/run.py hub
 python tests/acceptance/run.py ray          # installs Ray into an environment of its own
+python tests/acceptance/run.py sick         # this and the next ones write parts of reliability.md; 15 minutes
+python tests/acceptance/run.py strangers    # 5 minutes
+python tests/acceptance/run.py chaos        # 12 minutes; needs root: it starts a development cluster
+python tests/acceptance/run.py soak         # an hour
+python tests/acceptance/run.py reliability  # renders reliability.md from what its parts have stored
 
 `make acceptance-PART` does the same.
 """
@@ -28,13 +33,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.acceptance.against_ray import against_ray
 from tests.acceptance.backends import backends
 from tests.acceptance.benches import benches
+from tests.acceptance.chaos import chaos
 from tests.acceptance.hub import hub
 from tests.acceptance.jobs import jobs
 from tests.acceptance.modes import modes
 from tests.acceptance.quickstart import quickstart
+from tests.acceptance.reliability import render
 from tests.acceptance.scale import scale
+from tests.acceptance.sick import sick
 from tests.acceptance.slurm import slurm
 from tests.acceptance.smollm2 import smollm2
+from tests.acceptance.soak import soak
+from tests.acceptance.strangers import strangers
 
 
 def main() -> int:
@@ -42,6 +52,9 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help="all if none is named")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--keep", type=Path, help="keep the run directories here")
+    parser.add_argument("--window-s", type=float, default=120.0, help="sick: length of a window of turns/s")
+    parser.add_argument("--chaos-for", default="10m", help="chaos: how long")
+    parser.add_argument("--soak-s", type=float, default=3600.0, help="soak: how long")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that clusters and runs end too
     with tempfile.TemporaryDirectory() as scratch:
@@ -57,6 +70,11 @@ def main() -> int:
             "benches": lambda: benches(keep),
             "hub": hub,
             "ray": lambda: against_ray(keep),
+            "sick": lambda: sick(keep, args.window_s),
+            "strangers": lambda: strangers(keep),
+            "chaos": lambda: chaos(keep, args.chaos_for),
+            "soak": lambda: soak(keep, args.soak_s),
+            "reliability": lambda: render() is None,
         }
         unknown = set(args.parts) - set(parts)
         if unknown:

@@ -179,6 +179,7 @@ class AgentServer:
                 return
             if isinstance(message, Launched):
                 child.launched(message.pid)
+                self._has_news.set()  # supervisor.json gets its pid
             else:
                 child.ended(message.code, message.reason)
 

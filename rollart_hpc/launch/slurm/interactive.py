@@ -102,20 +102,25 @@ def supervisor_command(session: SlurmSession, held_by: record.HeldBy, variables:
     return [
         *_srun(session.allocation, session.allocation.hosts[first.nodes[0]], 0), "--gres=none", "--export=ALL",
         "--input=0", "--unbuffered", f"--chdir={session.run.path}", "--job-name=supervisor",
-        *_shell(site, first.hardware, ["env", *known, *python, HELD, *supervisor]),
+        *in_shell(site, first.hardware, ["env", *known, *python, HELD, *supervisor]),
     ]  # fmt: skip
 
 
 def _srun(allocation: Allocation, host: str, component: int) -> list[str]:
-    """One process that shares everything on its node with the steps that run there."""
-    het_group = [f"--het-group={component}"] if allocation.is_heterogeneous else []
+    return srun_beside(allocation.leader, host, component if allocation.is_heterogeneous else None)
+
+
+def srun_beside(job: int, host: str, component: int | None) -> list[str]:
+    """One process that shares everything on its node with the steps that run there. None: not a heterogeneous job."""
+    het_group = [] if component is None else [f"--het-group={component}"]
     return [
-        "srun", f"--jobid={allocation.leader}", *het_group, "--overlap", "--nodes=1", "--ntasks=1", "--cpus-per-task=1",
-        "--mem=0", f"--nodelist={host}", "--mpi=none",
+        "srun", f"--jobid={job}", *het_group, "--overlap", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=0",
+        f"--nodelist={host}", "--mpi=none",
     ]  # fmt: skip
 
 
-def _shell(site: SiteConfig, hardware: str, command: list[str]) -> list[str]:
+def in_shell(site: SiteConfig, hardware: str, command: list[str]) -> list[str]:
+    """With the site's modules and variables, as in a batch script."""
     lines = ["unset CUDA_VISIBLE_DEVICES", *setup_lines(site, site.options(hardware)), f"exec {shlex.join(command)}"]
     return ["/bin/bash", "-l", "-c", "\n".join(lines)]
 

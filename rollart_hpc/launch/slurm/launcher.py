@@ -26,6 +26,7 @@ from rollart_hpc.launch.slurm.interactive import (
 )
 from rollart_hpc.launch.slurm.nodes import note_nodes
 from rollart_hpc.launch.slurm.queue import Queue, all_rows, is_over, job_ids, rows_of
+from rollart_hpc.launch.slurm.reach import reach
 from rollart_hpc.launch.slurm.script import job_name, render_script
 from rollart_hpc.launch.slurm.state import StateWatch, view
 from rollart_hpc.launch.slurm.submit import Request, check_request, submit, submit_again
@@ -120,6 +121,9 @@ class SlurmLauncher:
         else:
             cancel_jobs(run, Slurm(), say)
         return self.watch(run).look().state
+
+    def reach(self, run: RunDir, host: str, command: list[str]) -> list[str]:
+        return reach(run, host, command)
 
     def allocate(self, new: NewRun, inside: list[str]) -> int | None:
         config = in_one_allocation(new.config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -158,6 +159,16 @@ def test_an_agent_starts_signals_and_ends_what_it_is_told(make_nodes: Callable[.
     bad = nodes.start("n1", "greedy", show, gpus=(3,))
     wait_for([bad], LIMIT_S)
     assert bad.reap() == 3, "the plan wants a GPU that the node does not have"
+
+
+def test_a_pid_that_becomes_known_wakes_the_supervisor(make_nodes: Callable[..., Nodes]) -> None:
+    """It is written to supervisor.json then, also that of a process which was started again later."""
+    nodes = make_nodes()
+    nodes.add("n1")
+    nodes.server.take()
+    child = nodes.start("n1", "env-0", SLEEPER)
+    assert select.select([nodes.server], [], [], LIMIT_S)[0] and child.pid
+    assert nodes.server.take() == []
 
 
 def test_ending_gives_the_process_its_time(make_nodes: Callable[..., Nodes]) -> None:

@@ -1,0 +1,161 @@
+"""docs/results/reliability.md. Owns the page and where its parts store their figures; measures nothing.
+
+Each part writes docs/results/reliability/PART.json and renders the page again, from what exists. So parts can be run
+one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.acceptance.drive import RESULTS, table, write_page
+
+Figures = dict[str, Any]
+PARTS = RESULTS / "reliability"
+
+
+def store(part: str, figures: Figures) -> None:
+    PARTS.mkdir(parents=True, exist_ok=True)
+    (PARTS / f"{part}.json").write_text(json.dumps(figures, indent=1) + "\n")
+    render()
+
+
+def stored(part: str) -> Any:
+    paths = (PARTS / f"{part}.json", RESULTS / f"{part}.json")  # some parts have a page of their own too
+    return next((json.loads(path.read_text()) for path in paths if path.exists()), None)
+
+
+def render() -> None:
+    lines = ["# What was done to bring it down", "", "Measured on 2 shared CPU cores. Each part names its command."]
+    for part, section in SECTIONS.items():
+        figures = stored(part)
+        if figures is not None:
+            lines += ["", *section(figures)]
+    write_page("reliability", lines)
+
+
+def _head(title: str, part: str) -> list[str]:
+    return [f"## {title}", "", "```", f"make acceptance-{part}", "```", ""]
+
+
+def _falls(figures: Figures) -> list[str]:
+    """Written by hand: what fell, and which test holds it up now."""
+    head = ["what was tried", "before", "now", "test"]
+    rows = [[fall[name] for name in ("tried", "before", "now", "test")] for fall in figures["falls"]]
+    return ["## Falls, before and after", "", *table(head, rows)]
+
+
+def _faults(figures: Figures) -> list[str]:
+    worlds = [
+        [name, f"{world['runs']:,}", f"{world['events']:,}", f"{world['faults']:,}"]
+        for name, world in figures["worlds"].items()
+    ]
+    mutants = [[m["defect"], str(m["seeds"] or "never"), str(m["within"])] for m in figures["mutants"]]
+    return [
+        *_head("Runs under faults, in virtual time", "faults"),
+        f"Seeded runs for {figures['seconds']:,.0f} s on {figures['cores']} cores. Each draws its run file, its "
+        f"cluster and its faults from the seed. Broken invariants: {len(figures['broken'])}.",
+        "",
+        *table(["driven", "runs", "events", "faults"], worlds),
+        *[f"- {line}" for line in figures["broken"][:20]],
+        "",
+        "Defects that were fixed, put back one at a time:",
+        "",
+        *table(["defect", "seeds until caught", "stated"], mutants),
+    ]
+
+
+def _fuzz(figures: Figures) -> list[str]:
+    rows = [[name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value)]
+            for name, value in figures.items()]  # fmt: skip
+    return [*_head("Mutated messages", "fuzz"), *table(["", ""], rows)]
+
+
+def _strangers(f: Figures) -> list[str]:
+    return [
+        *_head("Connections without a key", "strangers"),
+        f"{f['connections']:,} TCP connections that send one byte of a greeting, against the controller of a live run "
+        f"with a soft limit of {f['soft']:,} files (hard {f['hard']:,}), held for {f['seconds']:.0f} s.",
+        "",
+        *table(
+            ["", "before", "meanwhile"],
+            [
+                ["turns/s", f"{f['turns_before']:.1f}", f"{f['turns_after']:.1f}"],
+                ["attempt", str(f["attempt_before"]), str(f["attempt_after"])],
+                ["step", str(f["step_before"]), str(f["step_after"])],
+                ["descriptors of the controller", str(f["files_before"]), str(f["files_most"])],
+            ],
+        ),
+    ]
+
+
+def _sick(figures: Figures) -> list[str]:
+    rows = [
+        [
+            what,
+            "-" if f["aside_s"] is None else f"{f['aside_s']:.0f} s",
+            f"{f['limit_s']:.0f} s",
+            f"{f['turns_before']:.1f}",
+            f"{f['turns_after']:.1f}",
+            f"{f['turns_after'] / f['turns_before']:.1%}",
+            ", ".join(f["quarantined"]) or "none",
+        ]
+        for what, f in figures.items()
+    ]
+    head = ["worker", "set aside after", "goal", "turns/s before", "turns/s from then on", "ratio", "quarantined"]
+    return [
+        *_head("Bad workers", "sick"),
+        "With the default time limits and restarts. A third engine joins that accepts requests and never answers; a "
+        f"third env worker joins on which no reset works. Windows of {next(iter(figures.values()))['window_s']:.0f} s.",
+        "",
+        *table(head, rows),
+    ]
+
+
+def _chaos(f: Figures) -> list[str]:
+    kinds = list(dict.fromkeys(kind for done in f["acts"].values() for kind in done))
+    rows = [[role, *(str(done.get(kind, 0)) for kind in kinds)] for role, done in f["acts"].items()]
+    return [
+        *_head("Chaos on the development cluster", "chaos"),
+        f"`rollart-hpc chaos RUN_DIR --seed {f['seed']} --for {f['lasted_s']:.0f}s`: {f['num_acts']} acts, "
+        f"{f['num_recovered']} recoveries, the longest {f['longest_recovery_s']:.1f} s. Steps {f['steps_before']} to "
+        f"{f['steps_after']}, {f['trajectories']:,} trajectories in the surviving chain: "
+        + ("every step was trained exactly once." if not f["problems"] else "; ".join(f["problems"])),
+        "",
+        *table(["role", *kinds], rows),
+        *[f"- not done {count} times: {reason}" for reason, count in f["refused"].items()],
+    ]
+
+
+def _soak(f: Figures) -> list[str]:
+    memory = [
+        [name, f"{row['first']:.0f}", f"{row['last']:.0f}", f"{row['per_hour']:+.1f}", f"{row['per_step'] * 1024:+.2f}",
+         f"{row['files_first']:.0f}", f"{row['files_last']:.0f}"]
+        for name, row in f["processes"].items()
+    ]  # fmt: skip
+    disk = [
+        [name, f"{row['first']:.1f}", f"{row['last']:.1f}", f"{row['per_hour']:+.1f}"]
+        for name, row in f["directory"].items()
+    ]
+    return [
+        *_head("Soak", "soak"),
+        f"{f['slots']:,} environment slots in {f['env_workers']} env workers for {f['seconds']:,.0f} s: {f['steps']:,} "
+        f"steps, {f['turns']:,} turns, {f['trajectories']:,} trajectories. Slopes by least squares over the second "
+        "half.",
+        "",
+        *table(["process", "MB first", "MB last", "MB per hour", "kB per step", "files first", "files last"], memory),
+        "",
+        *table(["run directory", "MB first", "MB last", "MB per hour"], disk),
+    ]
+
+
+SECTIONS = {
+    "falls": _falls,
+    "faults": _faults,
+    "fuzz": _fuzz,
+    "strangers": _strangers,
+    "sick": _sick,
+    "chaos": _chaos,
+    "soak": _soak,
+}
