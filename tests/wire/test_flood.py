@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +74,8 @@ def strangers(stack: ExitStack, port: int, num: int) -> list[socket.socket]:
         stranger.connect_ex(("127.0.0.1", port))
         held.append(stranger)
     for stranger in held:
-        try:
+        with suppress(OSError):  # it still waits for the hub, or was closed by it
             stranger.send(b"\xff")
-        except OSError:
-            pass  # it still waits for the hub, or was closed by it
     return held
 
 
@@ -98,9 +94,7 @@ def read_status(where: Path) -> dict[str, Any]:
     [(1024, 20_000, ["raise"]), (1024, 20_000, []), (1024, 1024, []), (256, 256, [])],
     ids=["raised", "not raised", "hard", "tiny"],
 )
-def test_strangers_take_neither_the_run_nor_its_files(
-    tmp_path: Path, soft: int, hard: int, more: list[str]
-) -> None:
+def test_strangers_take_neither_the_run_nor_its_files(tmp_path: Path, soft: int, hard: int, more: list[str]) -> None:
     assert raise_file_limit() > STRANGERS + 100
     with ExitStack() as stack:
         process, port, keys = stack.enter_context(hub_with(tmp_path, soft, hard, *more))
