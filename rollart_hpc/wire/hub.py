@@ -36,7 +36,9 @@ Incoming = tuple[str, AnyMessage, list[Frame]]
 ZAP_ADDRESS = "inproc://zeromq.zap.01"  # fixed by ZeroMQ's RFC 27, private to this hub's context
 LOG_EVERY_S = 5.0
 MOST_EVENTS = 1000  # connection events read at a time
-HANDSHAKE_MS = 5000  # a connection that has not proved its key by then is closed
+# A connection that has not proved its key by then is closed. At 5 s, 3,000 workers that register at once on a busy
+# machine were cut off, and their new handshakes delayed the rest.
+HANDSHAKE_MS = 15_000
 HANDSHAKE_FAILURES = {
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "wrong key",
     int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "another protocol, or encrypted for another controller",
