@@ -39,13 +39,15 @@ from rollart_hpc.launch.elastic.scaling import Elastic, ElasticWorkers
 from rollart_hpc.launch.ownership import write_ownership
 from rollart_hpc.launch.place import Came, Leaving, Left, LocalPlace, Place
 from rollart_hpc.launch.plan import CONTROLLER, Plan, Proc
-from rollart_hpc.launch.process import Child, new_incarnation, wait_for
-from rollart_hpc.launch.restarts import RestoreBudget, RoleBudget
+from rollart_hpc.launch.process import CantStart, Child, new_incarnation, wait_for
+from rollart_hpc.launch.restarts import RestoreBudget, RoleBudget, delay_s
+from rollart_hpc.launch.room import resources_of
 from rollart_hpc.launch.screen import Screen
 from rollart_hpc.launch.signals import Signals
 from rollart_hpc.launch.timers import Timers
 from rollart_hpc.launch.watchdog import Watchdog
 from rollart_hpc.observe.status import Status, read_status
+from rollart_hpc.processes import room
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import ExitCode, RunState
 from rollart_hpc.wire.keys import load_client, make_keys
@@ -97,6 +99,8 @@ class Supervisor:
         self._draining = self._hurries = False
         self._outcome: Outcome | None = None
         self._ticked_s = 0.0
+        self._resources = resources_of(run, config, self._crew.all)
+        self._num_failed_starts = 0  # in a row
 
     def supervise(self) -> Outcome:
         """Runs until the run is over. Raises if the run fails. Leaves no process behind, whatever happens."""
@@ -147,6 +151,8 @@ class Supervisor:
         status = self._status()
         if status is not None:
             self._screen.show(status)
+        for warning in room.watch(self._resources):
+            self._note(warning)
         self._place.tick(now)
         if not self._can_train():
             self._watchdog.touch(now)  # the run waits for nodes, and its place says for which
@@ -212,8 +218,20 @@ class Supervisor:
     def _start(self, proc: Proc) -> None:
         """Unless it is running or given up, or its node is lost; it is then started when the node is back."""
         if self._crew.get(proc.name) is None and proc.name not in self._given_up and self._place.has(proc.node):
-            self._crew.start(proc)
+            try:
+                self._crew.start(proc)
+            except CantStart as error:
+                self._start_later(proc, error)
+                return
+            self._num_failed_starts = 0
             self._watchdog.expect(proc)
+
+    def _start_later(self, proc: Proc, error: CantStart) -> None:
+        """The machine lacks memory, processes or descriptors for the moment. Told once; the watchdog ends the wait."""
+        self._num_failed_starts += 1
+        wait_s = delay_s(self._num_failed_starts)
+        self._note(f"{error}; trying again in {wait_s:g} s", is_news=self._num_failed_starts == 1)
+        self._timers.after(wait_s, partial(self._start, proc))
 
     def _start_waiting(self) -> None:
         """Start what needs several nodes, once they are all there: the trainer's ranks, the MPI world of relays."""

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
+from rollart_hpc import descriptors
 from rollart_hpc.errors import RollartError
 from rollart_hpc.files import write_json
 from rollart_hpc.flow import events as ev
@@ -42,6 +43,7 @@ TICK_S = 0.2
 RELEASES = 64  # payloads freed per turn of the loop: a step frees thousands
 PROGRESS_S = 1.0  # minimum time between two Progress messages to the supervisor
 FAREWELL_S = 15.0
+CHECKPOINT_FILES = 32  # descriptors that writing a checkpoint needs at most
 
 log = logging.getLogger("rollart_hpc.controller")
 
@@ -242,6 +244,7 @@ class Controller:
         self.journal.step(c, self._commit)
 
     def _save_checkpoint(self, c: ev.SaveCheckpoint) -> None:
+        descriptors.need(CHECKPOINT_FILES)
         try:
             directory = checkpoints.begin(self.run_dir, self.core.snapshot(), self.payloads)
         except (OSError, RollartError) as error:
@@ -257,6 +260,7 @@ class Controller:
             log.warning("discarding checkpoint %d: %s", message.version, message.error or "superseded")
             checkpoints.abandon(self.run_dir, message.version)
         else:
+            descriptors.need(CHECKPOINT_FILES)
             checkpoints.commit(self.run_dir, message.version, self.core.attempt, self.config.checkpoint.keep)
             self.journal.event(EventKind.CHECKPOINT, str(message.version))
             gc.collect()

@@ -23,6 +23,7 @@ from zmq.utils import z85
 from rollart_hpc.errors import SiteError
 from rollart_hpc.types import Frame
 from rollart_hpc.wire import messages
+from rollart_hpc.wire.gate import Gate
 from rollart_hpc.wire.keys import ServerKeys
 from rollart_hpc.wire.messages import MAX_FRAME_BYTES, MAX_FRAMES, AnyMessage, BadMessage, Message
 from rollart_hpc.wire.parts import TornMessage, receive_frames, send_parts, unpack
@@ -35,6 +36,9 @@ Incoming = tuple[str, AnyMessage, list[Frame]]
 ZAP_ADDRESS = "inproc://zeromq.zap.01"  # fixed by ZeroMQ's RFC 27, private to this hub's context
 LOG_EVERY_S = 5.0
 MOST_EVENTS = 1000  # connection events read at a time
+# A connection that has not proved its key by then is closed. At 5 s, 3,000 workers that register at once on a busy
+# machine were cut off, and their new handshakes delayed the rest.
+HANDSHAKE_MS = 15_000
 HANDSHAKE_FAILURES = {
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "wrong key",
     int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "another protocol, or encrypted for another controller",
@@ -62,6 +66,12 @@ class Hub:
         self._num_shaken = 0  # successful handshakes
         self._shaken_before: dict[int, int] = {}  # by file descriptor: `_num_shaken` when it connected
         self._logged_s: dict[str, float] = {}
+        try:
+            self._gate = Gate(bind_host, port)
+        except OSError as error:
+            where = f"{bind_host}:{port or 'any port'}"
+            raise SiteError(f"can't listen on {where}: {error}", "choose another interface or port range") from None
+        self.host, self.port = bind_host, self._gate.port
         self._context = zmq.Context()
         self._zap = self._context.socket(zmq.REP)
         self._zap.linger = 0
@@ -76,14 +86,8 @@ class Hub:
             | zmq.EVENT_ACCEPT_FAILED
             | zmq.EVENT_DISCONNECTED
         )
-        try:
-            self._router.bind(f"tcp://{bind_host}:{port or '*'}")
-        except zmq.ZMQError as error:
-            self.close()
-            where = f"{bind_host}:{port or 'any port'}"
-            raise SiteError(f"can't listen on {where}: {error}", "choose another interface or port range") from None
-        self.host = bind_host
-        self.port = int(self._router.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
+        self._router.setsockopt(zmq.USE_FD, self._gate.listener())
+        self._router.bind(f"tcp://{bind_host}:{self.port}")
         self._poller = zmq.Poller()
         for socket in (self._router, self._zap, self._monitor):
             self._poller.register(socket, zmq.POLLIN)
@@ -108,7 +112,7 @@ class Hub:
         router.tcp_keepalive_idle = 30
         router.tcp_keepalive_intvl = 10
         router.tcp_keepalive_cnt = 3
-        router.backlog = 1024  # a whole cluster connects at once
+        router.handshake_ivl = HANDSHAKE_MS  # strangers hold a descriptor for this long at most
         return router
 
     def watch(self, descriptor: int) -> None:
@@ -125,6 +129,7 @@ class Hub:
             self._answer_handshakes()
         if self._monitor in ready:
             self._read_monitor()
+        self._gate.open_if_room()
         arrived: list[Incoming] = []
         if self._router in ready:
             self._drain(arrived, max_messages)
@@ -234,6 +239,7 @@ class Hub:
             if kind in HANDSHAKE_FAILURES:
                 self._complain("refused_handshakes", HANDSHAKE_FAILURES[kind])
             elif kind == zmq.EVENT_ACCEPT_FAILED:
+                self._gate.shut()
                 self._complain("refused_connections", f"{os.strerror(value)}; if out of files, raise `ulimit -Hn`")
             elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._num_shaken += 1
@@ -263,6 +269,7 @@ class Hub:
         self._router.close()
         self._zap.close(0)
         self._context.term()
+        self._gate.close()
 
 
 def listen(host: str, ports: str, server_keys: ServerKeys) -> Hub:
