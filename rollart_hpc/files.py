@@ -176,6 +176,25 @@ def sync(path: Path) -> None:
             os.fsync(file.fileno())
 
 
+def sync_directory(path: Path) -> None:
+    """Files that were created, renamed or removed in this directory stay so after a power failure."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has no such thing
+            raise
+    finally:
+        os.close(handle)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename within one directory. It is on the disk when this returns."""
+    with disk_errors(target):
+        os.rename(source, target)
+        sync_directory(target.parent)
+
+
 def point(link: Path, target: Path) -> None:
     """Make `link` a relative symlink to `target`, atomically replacing an existing link."""
     scratch = link.with_name(f".{link.name}.{secrets.token_hex(4)}")

@@ -41,6 +41,7 @@ from rollart_hpc.files import DIRECTORY_MODE, disk_errors, make_directory, point
 
 RUN_ROOT_VARIABLE = "ROLLART_RUN_ROOT"
 COMMITTED = "committed.json"
+TRAINER_PART = "trainer"  # the trainer's subdirectory of a checkpoint
 STORE_OWNER = "owner"  # in a node's directory of the store: the incarnation of its relay
 
 

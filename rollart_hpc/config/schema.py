@@ -166,6 +166,12 @@ class AlgorithmConfig:
 class CheckpointConfig:
     every: int = key(10, "steps between checkpoints; 0 = only at the end, on cancel and before a time limit", low=0)
     keep: int = key(2, "number of newest checkpoints to keep", low=1)
+    tries: int = key(
+        5,
+        "failed saves in a row (disk full, I/O error) after which the run fails; until then it trains on and tries "
+        "again after every step, or at its end after 2, 4, 8, ... seconds",
+        low=1,
+    )
 
 
 @dataclass
