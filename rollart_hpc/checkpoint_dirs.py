@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -73,7 +72,7 @@ def sizes(directory: Path) -> dict[str, int]:
 
 
 def check_sizes(directory: Path) -> dict[str, Any]:
-    """The content of the mark. Raises DamagedError if a file is missing or has another size than when it was written."""
+    """The content of the mark. Raises DamagedError if a file is missing or its size has changed."""
     with damage_errors(directory):
         head: dict[str, Any] = json.loads((directory / COMMITTED).read_text())
         for name, size in dict(head.get("files", {})).items():
@@ -183,5 +182,3 @@ def origin(run: RunDir) -> str:
     newer = [(step, path) for step, path in bad(run) if newest is None or step > newest.step]
     skipped = "".join(f"; that of step {step} is damaged: {reason_of(path)}" for step, path in newer)
     return (f"from the checkpoint of step {newest.step}" if newest else "from the base model") + skipped
-
-

@@ -229,6 +229,12 @@ class RunDir:
         point(self.latest, self.attempt_dir(attempt))
         return attempt
 
+    def prune_traces(self, keep: int, spared: int) -> None:
+        """Remove the traces of all but the newest `keep` attempts, and of attempt `spared`, whose processes live."""
+        others = [attempt for attempt in self.attempt_numbers() if attempt != spared]
+        for attempt in others[: max(0, len(others) + 1 - keep)]:
+            shutil.rmtree(self.traces(attempt), ignore_errors=True)
+
     # --- checkpoints -----------------------------------------------------------------------
 
     @property

@@ -175,6 +175,17 @@ class CheckpointConfig:
 
 
 @dataclass
+class ObserveConfig:
+    trace_bytes: int = key(
+        2 << 20,
+        "maximum size of the trace of a process in one attempt; a full trace becomes coarser instead of longer; "
+        "0 = no traces",
+        low=0,
+    )
+    trace_attempts: int = key(8, "number of newest attempts whose traces are kept", low=1)
+
+
+@dataclass
 class TimeoutConfig:
     heartbeat_s: float = key(1.0, "seconds between heartbeats of a process", low=0.05)
     silence_s: float = key(
@@ -268,6 +279,7 @@ class RunConfig:
     env: EnvConfig = part(EnvConfig, "env workers")
     reward: RewardConfig = part(RewardConfig, "reward workers")
     weights: WeightsConfig = part(WeightsConfig, "how new weights reach the engines")
+    observe: ObserveConfig = part(ObserveConfig, "how much is recorded")
     checkpoint: CheckpointConfig = part(CheckpointConfig, "when checkpoints are saved and how many are kept")
     timeouts: TimeoutConfig = part(TimeoutConfig, "when a process or the run counts as dead")
     restarts: RestartConfig = part(RestartConfig, "limits on restarts")

@@ -166,6 +166,7 @@ class Supervisor:
     def _begin_attempt(self) -> None:
         swept = checkpoint_dirs.sweep(self._run)
         attempt = self._crew.attempt = self._controller_attempt = self._run.begin_attempt()
+        self._run.prune_traces(self._config.observe.trace_attempts, attempt)
         for text in swept:
             self._note(text)
         make_keys(self._run.keys(attempt))
@@ -335,6 +336,7 @@ class Supervisor:
     def _begin_trainer_attempt(self) -> None:
         """Ranks start when all their nodes are there."""
         self._crew.attempt = self._run.begin_attempt(under=self._controller_attempt)
+        self._run.prune_traces(self._config.observe.trace_attempts, self._controller_attempt)
         self._watchdog.touch(time.monotonic())
         self._note(f"attempt {self._crew.attempt} of the trainer begins {self._origin()}")
         self._trainer_waits = True

@@ -46,6 +46,7 @@ class _Row(msgspec.Struct, gc=False):
     start: float = 0.0
     end: float = 0.0
     args: dict[str, Any] = {}
+    level: int | None = None
 
 
 _decoder = msgspec.json.Decoder(_Row)

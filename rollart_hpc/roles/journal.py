@@ -47,7 +47,7 @@ class Journal:
         self.run, self.config, self.core, self.hub_counters = run, config, core, hub_counters
         self.metrics = MetricsLog(run.metrics)
         self.board = Board(run.tensorboard)
-        self.tracer = Tracer(run.trace_part(core.attempt, "controller"), "controller")
+        self.tracer = Tracer(run.trace_part(core.attempt, "controller"), "controller", config.observe.trace_bytes)
         self.tracer.set_offset(0.0)
         mend(run.ledger)
         self._roll = _earlier_roll(run)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from rollart_hpc import checkpoint_dirs
 from rollart_hpc.errors import DamagedError
-from rollart_hpc.observe.trace import Tracer
-from rollart_hpc.roles.start import Start, connect, data_address, run_role
+from rollart_hpc.roles.start import Start, connect, data_address, open_trace, run_role
 from rollart_hpc.wire.link import Link
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def main(start: Start) -> None:
     world = open_world(
         start.rank, start.ranks, start.config.trainer.device, rendezvous, host, local_rank=start.local_rank
     )
-    with rank_errors(), Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
+    with rank_errors(), open_trace(start) as tracer:
         trainer = make_trainer(start.config, start.run.model, world)
         if start.checkpoint is not None:
             load(trainer, start.checkpoint, PART)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -75,10 +76,8 @@ def test_a_kill_at_any_point_of_a_save_leaves_a_good_checkpoint(tmp_path, versio
         run = fresh(tmp_path / f"run{count}")
         with pytest.MonkeyPatch.context() as patch:
             faults = Faults(patch, count, Killed(), die=True)
-            try:
+            with suppress(Killed):
                 save(run, version, keep=1)
-            except Killed:
-                pass
         check_what_is_left(run, at_least=2 if version == 3 and not run.checkpoint(3).exists() else 3)
         if not faults.has_failed:
             break
@@ -111,10 +110,8 @@ def test_a_kill_at_any_point_of_a_sweep_is_swept_by_the_next(tmp_path):
         (run.unfinished_checkpoint(4) / "core.json").write_text("{")
         with pytest.MonkeyPatch.context() as patch:
             faults = Faults(patch, count, Killed(), die=True)
-            try:
+            with suppress(Killed):
                 checkpoint_dirs.sweep(run)
-            except Killed:
-                pass
         check_what_is_left(run, at_least=3)
         if not faults.has_failed:
             break
