@@ -337,7 +337,7 @@ def _means(record: ev.RecordStep) -> dict[str, dict[str, float]]:
 def _earlier_roll(run: RunDir) -> Roll:
     """The counts of earlier controllers of this run."""
     roll = Roll()
-    for line in metrics.of_kind(metrics.read(run.metrics), LineKind.EVENT):
+    for line in (line for line in metrics.lines(run.metrics) if line.get("kind") == LineKind.EVENT):
         roll.see(line.get("what", ""), line.get("role", ""), line.get("detail", ""))
     return roll
 

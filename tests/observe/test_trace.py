@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollart_hpc.observe.lanes import coverage
 from rollart_hpc.observe.perfetto import merge
 from rollart_hpc.observe.timeline import GAP_S, Span, by_process, read_file, read_run, rows_of
 from rollart_hpc.observe.trace import CATEGORIES, Tracer, category
+from rollart_hpc.observe.trace_sums import coverage
 
 
 def span(start: float, end: float, name: str = "decode", process: str = "engine-0") -> Span:
