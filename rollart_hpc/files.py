@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rollart_hpc.descriptors import with_relief
 from rollart_hpc.errors import RollartError, SiteError
@@ -137,6 +137,21 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             raise
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write piece by piece. It replaces `path` if the block ends without an error."""
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with disk_errors(path):
+        try:
+            with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE), "wb") as file:
+                yield file
+            os.replace(scratch, path)
+        except BaseException:
+            with suppress(OSError):
+                scratch.unlink(missing_ok=True)
+            raise
+
+
 def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=1) + "\n")
 
@@ -177,6 +192,25 @@ def sync(path: Path) -> None:
     if path.exists():
         with disk_errors(path), with_relief(lambda: open(path, "rb")) as file:
             os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Files that were created, renamed or removed in this directory stay so after a power failure."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has no such thing
+            raise
+    finally:
+        os.close(handle)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename within one directory. It is on the disk when this returns."""
+    with disk_errors(target):
+        os.rename(source, target)
+        sync_directory(target.parent)
 
 
 def point(link: Path, target: Path) -> None:

@@ -148,6 +148,8 @@ class EventKind(_Word):
     WORKER_LEFT = "worker_left", "a process left because it was idle"
     RUNNING = "running", "the first engine has weights"
     CHECKPOINT = "checkpoint", "a checkpoint was committed; `name` is its version"
+    SAVE_FAILED = "save_failed", "a checkpoint could not be saved and will be tried again; `name` is its version"
+    CHECKPOINT_DAMAGED = "checkpoint_damaged", "a checkpoint was damaged and set aside; `name` is the one used instead"
     TASK_FAILED = "task_failed", "a play of this task failed for the first time"
     TASK_QUARANTINED = "task_quarantined", "this task failed too often; the run continues without it"
     FINISHED = "finished", "the controller ended the run: all steps are done"

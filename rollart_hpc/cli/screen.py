@@ -103,6 +103,10 @@ def status_line(status: Status, success: dict[str, float] | None = None) -> str:
 
 def progress_line(record: dict[str, Any], status: Status) -> str:
     """A line of metrics.jsonl as text; empty if it is not for the user."""
+    if record.get("what") == EventKind.SAVE_FAILED:
+        return f"warning: the checkpoint of step {record['name']} could not be saved: {record['detail']}"
+    if record.get("what") == EventKind.CHECKPOINT_DAMAGED:
+        return f"warning: continuing from the checkpoint of step {record['name']}: {record['detail']}"
     if record.get("what") in WARNINGS:
         return f"warning: task {record['name']} {WARNINGS[record['what']]}: {record['detail']}"
     if record.get("kind") == LineKind.VALIDATION:

@@ -166,6 +166,23 @@ class AlgorithmConfig:
 class CheckpointConfig:
     every: int = key(10, "steps between checkpoints; 0 = only at the end, on cancel and before a time limit", low=0)
     keep: int = key(2, "number of newest checkpoints to keep", low=1)
+    tries: int = key(
+        5,
+        "failed saves in a row (disk full, I/O error) after which the run fails; until then it trains on and tries "
+        "again after every step, or at its end after 2, 4, 8, ... seconds",
+        low=1,
+    )
+
+
+@dataclass
+class ObserveConfig:
+    trace_bytes: int = key(
+        2 << 20,
+        "maximum size of the trace of a process in one attempt; a full trace becomes coarser instead of longer; "
+        "0 = no traces",
+        low=0,
+    )
+    trace_attempts: int = key(8, "number of newest attempts whose traces are kept", low=1)
 
 
 @dataclass
@@ -262,6 +279,7 @@ class RunConfig:
     env: EnvConfig = part(EnvConfig, "env workers")
     reward: RewardConfig = part(RewardConfig, "reward workers")
     weights: WeightsConfig = part(WeightsConfig, "how new weights reach the engines")
+    observe: ObserveConfig = part(ObserveConfig, "how much is recorded")
     checkpoint: CheckpointConfig = part(CheckpointConfig, "when checkpoints are saved and how many are kept")
     timeouts: TimeoutConfig = part(TimeoutConfig, "when a process or the run counts as dead")
     restarts: RestartConfig = part(RestartConfig, "limits on restarts")

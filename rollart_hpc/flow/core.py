@@ -35,6 +35,7 @@ from rollart_hpc.vocabulary import DropReason, EventKind, RunState
 
 # Events that count as progress. A failing retry does not.
 MOVES = {ev.Generated, ev.Prefilled, ev.Ended, ev.Scored, ev.Committed, ev.Installed, ev.Saved}
+SAVE_AGAIN_S = 2.0  # until a failed save is tried again at the end of a run; doubled each time
 NEVER = 1 << 60  # a version that no engine has
 
 
@@ -47,6 +48,8 @@ class Core:
         self.draining = ""
         self.saving: int | None = None
         self.saved_version = -1
+        self.failed_saves = 0  # in a row
+        self._save_again_s = 0.0  # not before: the end of a run does not wait for the next step
         self._first_step = 0
         self._now = 0.0
         self._batch_size = rules.groups_per_step * rules.group_size
@@ -314,7 +317,7 @@ class Core:
         self.mix.forget_before(max(self.saved_version, 0))  # a restore goes back that far
         self._look_at_ages()
         every = self.rules.checkpoint_every
-        if self.draining or (every and self.version % every == 0):
+        if self.draining or self.failed_saves or (every and self.version % every == 0):
             self._save()
 
     def _trained(self, group: Group) -> None:
@@ -387,11 +390,16 @@ class Core:
             return
         self.saving = None
         if not event.error:
-            self.saved_version = event.version
-        elif event.version == self.version:
-            self._stop(
-                RunState.FAILED, f"the checkpoint of version {event.version} could not be written: {event.error}"
-            )
+            self.saved_version, self.failed_saves = event.version, 0
+            return
+        self.failed_saves += 1
+        what = f"the checkpoint of version {event.version} could not be written: {event.error}"
+        if self.failed_saves >= self.rules.save_tries:
+            self._stop(RunState.FAILED, f"{what} ({self.failed_saves} failed in a row, checkpoint.tries)")
+        else:
+            self._save_again_s = self._now + SAVE_AGAIN_S * 2 ** (self.failed_saves - 1)
+            left = self.rules.save_tries - self.failed_saves
+            self._emit(ev.Warn(EventKind.SAVE_FAILED, str(event.version), f"{event.error} ({left} tries left)"))
 
     def _drain_wanted(self, event: ev.DrainWanted) -> None:
         self.draining = event.reason
@@ -416,12 +424,14 @@ class Core:
         if self.draining:
             if self.saved_version == self.version:
                 self._stop(RunState.DRAINED, self.draining)
+            elif self.failed_saves and self._now >= self._save_again_s:
+                self._save()
             return
         if self.version < self.rules.steps or self.validator.running or self._final_validation_missing():
             return
         if self.saved_version == self.version:
             self._stop(RunState.FINISHED, f"all {self.rules.steps} steps are done")
-        else:
+        elif self._now >= self._save_again_s:
             self._save()
 
     def _final_validation_missing(self) -> bool:

@@ -45,6 +45,7 @@ class FlowRules:
     validation_every: int = 0
     validation_temperature: float = 0.0
     checkpoint_every: int = 0
+    save_tries: int = 5
     quarantine_after: int = 8
     reward_retries: int = 3
     reward_timeout_s: float = 30.0
@@ -91,6 +92,7 @@ def rules_of(config: RunConfig) -> FlowRules:
         validation_every=config.validation.every,
         validation_temperature=config.validation.temperature,
         checkpoint_every=config.checkpoint.every,
+        save_tries=config.checkpoint.tries,
         quarantine_after=flow.quarantine_after,
         reward_retries=config.reward.retries,
         reward_timeout_s=config.reward.timeout_s,

@@ -28,7 +28,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Literal
 
-from rollart_hpc import __version__
+from rollart_hpc import __version__, checkpoint_dirs
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import RollartError, SiteError
 from rollart_hpc.files import append_line
@@ -170,7 +170,11 @@ class Supervisor:
     # --- starting ------------------------------------------------------------------------------
 
     def _begin_attempt(self) -> None:
+        swept = checkpoint_dirs.sweep(self._run)
         attempt = self._crew.attempt = self._controller_attempt = self._run.begin_attempt()
+        self._run.prune_traces(self._config.observe.trace_attempts, attempt)
+        for text in swept:
+            self._note(text)
         make_keys(self._run.keys(attempt))
         self._watchdog.reset(time.monotonic())
         self._told = None
@@ -350,6 +354,7 @@ class Supervisor:
     def _begin_trainer_attempt(self) -> None:
         """Ranks start when all their nodes are there."""
         self._crew.attempt = self._run.begin_attempt(under=self._controller_attempt)
+        self._run.prune_traces(self._config.observe.trace_attempts, self._controller_attempt)
         self._watchdog.touch(time.monotonic())
         self._note(f"attempt {self._crew.attempt} of the trainer begins {self._origin()}")
         self._trainer_waits = True
@@ -510,5 +515,6 @@ class Supervisor:
             self._screen.say(text)
 
     def _origin(self) -> str:
-        newest = self._run.newest_checkpoint()
-        return f"from the checkpoint of step {newest.step}" if newest else "from the base model"
+        """What the next attempt begins from. Raises if only damaged checkpoints are left."""
+        checkpoint_dirs.must_have_one(self._run)
+        return checkpoint_dirs.origin(self._run)

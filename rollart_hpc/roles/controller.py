@@ -52,7 +52,9 @@ class Controller:
     def __init__(self, start: Start) -> None:
         self.config, self.run_dir, self.attempt = start.config, start.run, start.attempt
         self.payloads = Payloads()
-        saved = checkpoints.load(start.checkpoint, self.payloads) if start.checkpoint else None
+        saved, damage = None, list[str]()
+        if start.checkpoint:
+            saved, damage = checkpoints.load_newest(start.run, start.checkpoint, self.payloads)
         self.core = Core(rules_of(start.config), start.attempt, saved)
         self.payloads.keep_only(self.core.trajectories.all)
         self.hub = listen(address_of(start.control), start.ports, keys.load_server(start.run.keys(start.attempt)))
@@ -61,6 +63,8 @@ class Controller:
             self.hub, attempt=start.attempt, heartbeat_s=timeouts.heartbeat_s, silence_s=timeouts.silence_s
         )
         self.journal = Journal(start.run, start.config, self.core, self.hub.counters)
+        if saved is not None:
+            self.journal.restored(saved["version"], start.attempt, damage)
         self.pending: deque[ev.Event] = deque()
         self.ending: RunState | None = None
         self._silent: dict[str, tuple[float, ms.Hello]] = {}  # lost processes that may come back: deadline and Hello
@@ -143,6 +147,8 @@ class Controller:
             self.journal.joined(hello)
             if hello.name == SUPERVISOR:
                 self._told = None
+            if hello.role == "trainer" and hello.capacity and hello.attempt != self.core.attempt:
+                self.journal.restored(hello.version, hello.attempt)
             role = cast(Role, hello.role)  # checked by members
             place = hello.node, hello.pool, hello.capacity
             engine = hello.num_ranks, hello.kv_tokens, hello.speed
@@ -259,11 +265,18 @@ class Controller:
         if message.error or message.version != self.core.saving:
             log.warning("discarding checkpoint %d: %s", message.version, message.error or "superseded")
             checkpoints.abandon(self.run_dir, message.version)
-        else:
-            descriptors.need(CHECKPOINT_FILES)
+            return
+        descriptors.need(CHECKPOINT_FILES)
+        try:
             checkpoints.commit(self.run_dir, message.version, self.core.attempt, self.config.checkpoint.keep)
-            self.journal.event(EventKind.CHECKPOINT, str(message.version))
-            gc.collect()
+        except (OSError, RollartError) as error:
+            log.error("could not commit checkpoint %d: %s", message.version, error)
+            checkpoints.abandon(self.run_dir, message.version)
+            # The core gets this before the trainer's event, which then finds that nothing is being saved.
+            self.pending.append(ev.Saved(message.version, str(error)))
+            return
+        self.journal.event(EventKind.CHECKPOINT, str(message.version))
+        gc.collect()
 
     def _warn(self, c: ev.Warn) -> None:
         log.warning("%s: %s: %s", c.what, c.task, c.detail)
