@@ -126,7 +126,7 @@ def test_oversized_frame_is_refused_and_the_peer_may_stay(controller: Controller
     peer = Peer(controller, keys=controller.client)
     peer.send(peer.hello)
     peer.receive()
-    peer.send(ask("x"), bytes(100_001))
+    peer.send(ask("x"), bytes(200_000))
     assert controller.counted("oversized") == 1
     peer.send(ask("fits"), bytes(100_000))
     assert peer.receive() == Stop("fits")
