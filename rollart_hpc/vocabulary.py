@@ -107,6 +107,7 @@ class DropReason(_Word):
     ENV_WORKER_LOST = "env_worker_lost", "the env worker was lost; the trajectory is played again"
     ENGINE_LOST = "engine_lost", "the engine was lost; the turn is generated again"
     NO_ROOM = "no_room", "the engine had no room for the turn; the trajectory is played again"
+    MALFORMED = "malformed", "a worker's message about it did not fit; the trajectory is played again"
     REWARD_FAILED = "reward_failed", "the reward function failed more than `reward.retries` times"
     SCORE_TIMEOUT = "score_timeout", "a reward worker did not answer in time; the transcript is scored again"
     RUN_ENDED = "run_ended", "unfinished when the run ended"

@@ -52,6 +52,8 @@ class Generated(Fact):
     last_version: int
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
+    failure: DropReason = DropReason.NO_ROOM  # why nothing was sampled
+    detail: str = ""  # of the failure
 
 
 class Prefilled(Fact):

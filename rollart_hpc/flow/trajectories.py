@@ -172,9 +172,9 @@ class Trajectories:
         if trajectory is None:
             return
         if event.first_version < 0:
-            failure = Failure(DropReason.NO_ROOM, worker=trajectory.engine or trajectory.prefiller)
+            failure = Failure(event.failure, event.detail, trajectory.engine or trajectory.prefiller)
             self._leave_engine(trajectory)
-            self._leave_env(trajectory, DropReason.NO_ROOM)
+            self._leave_env(trajectory, event.failure)
             self.hooks.on_failed(trajectory, failure)
             return
         if trajectory.first_version < 0:

@@ -52,7 +52,18 @@ from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import ExitCode, RunState
 from rollart_hpc.wire.keys import load_client, make_keys
 from rollart_hpc.wire.link import Link, LinkClosed
-from rollart_hpc.wire.messages import Drain, Exited, Hello, Message, Progress, SaveWanted, Silent, Warned
+from rollart_hpc.wire.messages import (
+    Drain,
+    Exited,
+    Hello,
+    Message,
+    Progress,
+    SaveWanted,
+    Silent,
+    TrainerAttempt,
+    Warned,
+    WhoAreYou,
+)
 
 TICK_S = 1.0  # interval of checking time limits, scaling elastic workers and updating the screen
 WELCOME_S = 20.0  # timeout for the controller's answer to the supervisor
@@ -271,7 +282,7 @@ class Supervisor:
     def _connect(self) -> Link:
         attempt, node = self._controller_attempt, self._plan.controller.node
         hello = Hello("supervisor", "supervisor", node, "", 0, __version__, attempt, new_incarnation(), os.getpid())
-        keys = load_client(self._run.keys(attempt))
+        keys = load_client(self._run.keys(attempt), "supervisor")
         return Link(self._crew.address, keys, hello, welcome_timeout_s=WELCOME_S)
 
     # --- endings -------------------------------------------------------------------------------
@@ -357,6 +368,7 @@ class Supervisor:
         self._run.prune_traces(self._config.observe.trace_attempts, self._controller_attempt)
         self._watchdog.touch(time.monotonic())
         self._note(f"attempt {self._crew.attempt} of the trainer begins {self._origin()}")
+        self._tell(TrainerAttempt(self._crew.attempt))
         self._trainer_waits = True
         self._start_waiting()
 
@@ -474,6 +486,8 @@ class Supervisor:
             while (received := self._link.recv(0)) is not None:
                 if isinstance(received[0], Warned) and self._shares_fate(received[0].name):
                     self._drain("signal", f"{received[0].name} was warned that it will be ended")
+                if isinstance(received[0], WhoAreYou):  # the connection broke: what we said last may be lost
+                    self._tell(TrainerAttempt(self._crew.attempt))
                 if isinstance(received[0], Silent):
                     silent.append(received[0])
                 if isinstance(received[0], Progress):

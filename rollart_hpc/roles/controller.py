@@ -23,9 +23,11 @@ from rollart_hpc.files import write_json
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
 from rollart_hpc.flow.rules import rules_of
+from rollart_hpc.model_files import vocabulary_size
 from rollart_hpc.processes.lifetime import raise_file_limit
 from rollart_hpc.processes.memory import keep_freed_memory
 from rollart_hpc.roles import checkpoints
+from rollart_hpc.roles.checks import Checks, Forged, Malformed, failure_of
 from rollart_hpc.roles.journal import Journal
 from rollart_hpc.roles.payloads import TRANSCRIPT, Payloads, chunk_frames
 from rollart_hpc.roles.start import Start, run_role
@@ -57,10 +59,15 @@ class Controller:
             saved, damage = checkpoints.load_newest(start.run, start.checkpoint, self.payloads)
         self.core = Core(rules_of(start.config), start.attempt, saved)
         self.payloads.keep_only(self.core.trajectories.all)
+        self.checks = Checks(self.core, self.payloads, vocabulary_size(start.run.model))
         self.hub = listen(address_of(start.control), start.ports, keys.load_server(start.run.keys(start.attempt)))
         timeouts = start.config.timeouts
         self.members = members.Members(
-            self.hub, attempt=start.attempt, heartbeat_s=timeouts.heartbeat_s, silence_s=timeouts.silence_s
+            self.hub,
+            attempt=start.attempt,
+            heartbeat_s=timeouts.heartbeat_s,
+            silence_s=timeouts.silence_s,
+            judge=self.checks.judge,
         )
         self.journal = Journal(start.run, start.config, self.core, self.hub.counters)
         if saved is not None:
@@ -79,7 +86,7 @@ class Controller:
             ev.Release: lambda c: self._to_release.append(c.trajectory), ev.SendChunk: self._send_chunk,
             ev.RecordStep: self._record_step, ev.SaveCheckpoint: self._save_checkpoint,
             ev.ValidationDone: lambda c: self.journal.validation(c.version), ev.StopRun: self._stop_run,
-            ev.Warn: self._warn, ev.Forget: self._forget,
+            ev.Warn: self._warn, ev.Forget: self._forget, ev.AskAgain: self._ask_again,
         }  # fmt: skip
 
     @property
@@ -112,33 +119,45 @@ class Controller:
         for change in self.members.handle(name, message):
             self._member(change)
         try:
+            is_expected = self.checks.check(name, message, frames)
             event = event_of(name, message, frames)
-        except (IndexError, ValueError) as error:
-            log.warning("ignoring an unreadable %s from %s: %s", type(message).__name__, name, error)
-            self.hub.counters["bad_messages"] += 1
+        except Forged as problem:
+            self.hub.complain("forged", f"{type(message).__name__} from {name}: {problem}")
             return
-        if isinstance(message, ms.Warned):
-            self.hub.send(SUPERVISOR, message)
+        except Malformed as problem:
+            self._fail(name, message, str(problem))
+            return
         self.journal.saw(name, message)
-        self._keep(message, frames)
+        if is_expected:
+            self._keep(message, frames)
         if event is not None:
             self.pending.append(event)
 
-    def _keep(self, message: ms.AnyMessage, frames: list[Frame]) -> None:
-        """Keep payloads until a command names them."""
+    def _fail(self, name: str, message: ms.AnyMessage, why: str) -> None:
+        """A malformed message ends its trajectory. Its environment is told, because it does not know."""
+        self.hub.complain("malformed", f"{type(message).__name__} from {name}: {why}")
+        event = failure_of(name, message, f"{type(message).__name__}: {why}")
+        if event is not None:
+            self.pending.append(event)
         if isinstance(message, ms.TurnWanted):
-            if self.core.is_expected(message.trajectory, message.issue):
-                self.payloads.turns[message.trajectory] = (message, frames)
+            self._send(name, ms.Cancel(message.trajectory, message.issue, why))
+
+    def _keep(self, message: ms.AnyMessage, frames: list[Frame]) -> None:
+        """Keep payloads that the core waits for, until a command names them."""
+        if isinstance(message, ms.TurnWanted):
+            self.payloads.turns[message.trajectory] = (message, frames)
         elif isinstance(message, ms.Ended):
-            if self.core.is_expected(message.trajectory, message.issue):
-                self.payloads.ended[message.trajectory] = (message, frames)
+            self.payloads.ended[message.trajectory] = (message, frames)
         elif isinstance(message, ms.Generated):
-            if self.core.has_request(message.request):
-                self.payloads.answers[message.trajectory] = (message, frames)
+            self.payloads.answers[message.trajectory] = (message, frames)
         elif isinstance(message, ms.Committed):
             self._commit = message
         elif isinstance(message, ms.Saved):
             self._saved(message)
+        elif isinstance(message, ms.Warned):
+            self.hub.send(SUPERVISOR, message)
+        elif isinstance(message, ms.TrainerAttempt):
+            self.checks.trainer_attempt = max(self.checks.trainer_attempt, message.attempt)
 
     def _member(self, change: members.Joined | members.Lost) -> None:
         hello = change.hello
@@ -215,6 +234,10 @@ class Controller:
             c.temperature, c.seed, c.prefill_only, c.kv, self._forgets.pop(c.engine, []),
         )  # fmt: skip
         self._send(c.engine, message, *frames)
+
+    def _ask_again(self, c: ev.AskAgain) -> None:
+        self.payloads.asked_again[c.trajectory] = c.issue, c.turn
+        self._send(c.worker, ms.Resend(c.trajectory, c.issue, c.turn))
 
     def _forget(self, c: ev.Forget) -> None:
         """Sent with the engine's next request: that is when it needs the memory. Idle engines wait a second."""

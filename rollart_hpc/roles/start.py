@@ -229,7 +229,7 @@ def connect(
         kv_tokens=kv_tokens,
         speed=speed,
     )
-    link = Link(find_address(start), keys.load_client(start.run.keys(start.attempt)), message)
+    link = Link(find_address(start), keys.load_client(start.run.keys(start.attempt), start.role), message)
     if start.stays and threading.current_thread() is threading.main_thread():
         # Before preempting a job Slurm signals the steps but not the batch script, so we tell the supervisor.
         signal.signal(signal.SIGTERM, lambda *_: link.send(Warned(start.name)))

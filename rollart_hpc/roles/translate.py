@@ -1,4 +1,7 @@
-"""Translates messages to events and commands to messages. Owns the mapping; decides nothing."""
+"""Translates messages to events and commands to messages. Owns the mapping; decides nothing.
+
+Messages have passed `roles.checks`.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ from rollart_hpc.types import Frame, WeightsId
 from rollart_hpc.vocabulary import DONE, DropReason
 from rollart_hpc.wire import messages as ms
 
+_int32 = struct.Struct("<i").unpack_from
+
 
 def _generated(m: ms.Generated, frames: list[Frame]) -> ev.Event:
     """Reads only the first and last entry of the versions frame: the core needs no more."""
-    ids, logprobs, versions = (memoryview(frame) for frame in frames)
-    if not ids.nbytes == logprobs.nbytes == versions.nbytes or versions.nbytes % 4:
-        raise ValueError("ids, logprobs and versions have different lengths")
-    first, last = (_int32(versions[:4]), _int32(versions[-4:])) if versions.nbytes else (-1, -1)
+    versions = frames[2]
+    first, last = (_int32(versions, 0)[0], _int32(versions, len(versions) - 4)[0]) if versions else (-1, -1)
     return ev.Generated(m.request, first, last, m.num_prefill_tokens, m.num_decode_tokens)
 
 
 def _prompt_tokens(m: ms.TurnWanted, frames: list[Frame]) -> int:
-    new = memoryview(frames[0]).nbytes // 4
+    new = len(frames[0]) // 4
     return new if m.full else m.prefix_tokens + new
 
 
@@ -31,10 +34,6 @@ def _ended(m: ms.Ended) -> ev.Event:
     failure = DropReason.of(m.status)
     detail = f"{m.status}: {m.detail}" if failure is DropReason.UNKNOWN_REASON else m.detail
     return ev.Ended(m.trajectory, m.issue, failure, m.num_turns, detail)
-
-
-def _int32(four: memoryview) -> int:
-    return int(struct.unpack("<i", four)[0])
 
 
 def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | None:  # noqa: PLR0912 - one line each
@@ -90,8 +89,6 @@ def message_of(c: ev.Command) -> tuple[str, ms.Message] | None:
             return c.worker, ms.Play(c.trajectory, c.issue, c.task, c.seed, c.sample_seed)
         case ev.CancelPlay():
             return c.worker, ms.Cancel(c.trajectory, c.issue, c.reason)
-        case ev.AskAgain():
-            return c.worker, ms.Resend(c.trajectory, c.issue, c.turn)
         case ev.AbortRequest():
             return c.engine, ms.Abort(c.request)
         case ev.Adopt():

@@ -244,7 +244,7 @@ class Leader:
             except SiteError as problem:
                 log.error("%s", problem)
                 error = str(problem)
-        self._link.send(Saved(save.version, error))
+        self._link.send(Saved(save.version, messages.clip(error)))
 
     def _pass_on(self, message: Message, frames: list[Frame]) -> None:
         if self._world.size > 1:

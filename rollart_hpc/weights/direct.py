@@ -23,7 +23,7 @@ from rollart_hpc.weights.layout import BucketInfo, Packer, TensorInfo
 from rollart_hpc.weights.process_groups import CPU, TransferError
 from rollart_hpc.weights.store import views
 from rollart_hpc.weights.transfer import Receiving, Rendezvous, Sending, open_rendezvous
-from rollart_hpc.wire.messages import Message, TransferFailed, TransferJoin, TransferReady, TransferSent
+from rollart_hpc.wire.messages import Message, TransferFailed, TransferJoin, TransferReady, TransferSent, clip
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class DirectSource:
             rendezvous = open_rendezvous(self._host)
         except SiteError as error:
             log.warning("weight transfer %d failed: %s", epoch, error)
-            self._report(TransferFailed(epoch, str(error)))
+            self._report(TransferFailed(epoch, clip(str(error))))
             return
         thread = threading.Thread(
             target=self._send,
@@ -137,7 +137,7 @@ class DirectSource:
         except Exception as error:  # report every failure to the controller
             level = logging.WARNING if isinstance(error, SiteError) else logging.ERROR
             log.log(level, "weight transfer %d failed: %s", epoch, error)
-            self._report(TransferFailed(epoch, str(error)))
+            self._report(TransferFailed(epoch, clip(str(error))))
         else:
             collective = collective_of(sending.group)
             self._report(TransferSent(epoch, num_bytes, time.monotonic() - start_s, collective))

@@ -172,7 +172,7 @@ class Link:
         """Sends what is queued, then Bye. May be called twice."""
         if self._bye is not None:
             return
-        self._bye = Bye(reason, is_leaving)
+        self._bye = Bye(messages.clip(reason), is_leaving)
         self._outgoing.set()
         self._thread.join()
         self._context.term()

@@ -39,7 +39,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[C
 
 def join(controller: Controller, run: RunDir, role: str) -> Link:
     hello = Hello(role, role, "cpu", "", 1, __version__, 1, f"{role}-x", 0)
-    return Link(controller.address, load_client(run.keys(1)), hello)
+    return Link(controller.address, load_client(run.keys(1), role), hello)
 
 
 def until(link: Link, **wanted: object) -> Progress:

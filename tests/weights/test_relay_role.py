@@ -49,7 +49,9 @@ class Cluster:
         if not (self.run.keys(attempt) / keys.SERVER_FILE).exists():
             keys.make_keys(self.run.keys(attempt))
         directory = self.run.keys(attempt)
-        self.controller = Controller(keys.load_server(directory), keys.load_client(directory), silence_s=SILENCE_S)
+        self.controller = Controller(
+            keys.load_server(directory), {"relay": keys.load_client(directory, "relay")}, silence_s=SILENCE_S
+        )
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, node: str) -> None:
