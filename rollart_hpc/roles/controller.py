@@ -76,7 +76,7 @@ class Controller:
             ev.Release: lambda c: self._to_release.append(c.trajectory), ev.SendChunk: self._send_chunk,
             ev.RecordStep: self._record_step, ev.SaveCheckpoint: self._save_checkpoint,
             ev.ValidationDone: lambda c: self.journal.validation(c.version), ev.StopRun: self._stop_run,
-            ev.Warn: self._warn, ev.Forget: self._forget,
+            ev.Warn: self._warn, ev.Replace: self._replace, ev.Forget: self._forget,
         }  # fmt: skip
 
     @property
@@ -116,6 +116,8 @@ class Controller:
             return
         if isinstance(message, ms.Warned):
             self.hub.send(SUPERVISOR, message)
+        if name in self.core.bench.aside and not isinstance(message, ms.Heartbeat):
+            self.pending.append(ev.Beat(name, work=1))  # it still works, or works again
         self.journal.saw(name, message)
         self._keep(message, frames)
         if event is not None:
@@ -263,6 +265,12 @@ class Controller:
             checkpoints.commit(self.run_dir, message.version, self.core.attempt, self.config.checkpoint.keep)
             self.journal.event(EventKind.CHECKPOINT, str(message.version))
             gc.collect()
+
+    def _replace(self, c: ev.Replace) -> None:
+        """Like a silent process: the supervisor ends it and starts it again, if it was the one that started it."""
+        hello = self.members.alive.get(c.worker)
+        if hello is not None:
+            self.hub.send(SUPERVISOR, ms.Silent(hello.name, hello.incarnation))
 
     def _warn(self, c: ev.Warn) -> None:
         log.warning("%s: %s: %s", c.what, c.task, c.detail)

@@ -250,6 +250,11 @@ class Journal:
             split_fallbacks=tally.split_fallbacks,
             stray_requests=tally.stray_requests,
             workers=self._workers(),
+            aside={
+                name: f"{entry.worker.role} on node {entry.worker.node}: {entry.reason}"
+                for name, entry in core.bench.aside.items()
+            },
+            updates_skipped=tally.updates_skipped,
             pools=self._kv.pools,
             weights=self._weights(),
             wait=WaitStatus(tally.wait_s / busy_s if busy_s else 0.0),
