@@ -63,7 +63,13 @@ class Core:
         self.watch, self.bench, self.streaks = Watch(rules), Bench(), Streaks()
         self._skipped_updates = 0  # in a row
         hooks = Hooks(
-            self._on_turn, self._on_begun, self._on_scored, self._on_failed, self._blame, self._on_proved, self._set_aside
+            self._on_turn,
+            self._on_begun,
+            self._on_scored,
+            self._on_failed,
+            self._blame,
+            self._on_proved,
+            self._set_aside,
         )
         self.trajectories = Trajectories(
             rules, self.tally, self.workers, self.router, self._emit, hooks, self.streaks, self.watch.turns
@@ -71,7 +77,9 @@ class Core:
         self.batches = Batches(rules, self.mix, self._emit, lambda: self.admission.oldest_incomplete())  # noqa: PLW0108 - made below
         self.admission = Admission(rules, self.tally, self.mix, self.trajectories, self.batches)
         self.groups = self.admission.groups
-        self.publisher = Publisher(rules, self.tally, self.workers, self._emit, self._may_install, self._changed, self.watch.installs)
+        self.publisher = Publisher(
+            rules, self.tally, self.workers, self._emit, self._may_install, self._changed, self.watch.installs
+        )
         self._handlers = {
             ev.Joined: self._joined, ev.Lost: self._lost, ev.Tick: self._tick, ev.Beat: self._beat,
             ev.GoOn: lambda _: None, ev.TurnWanted: self.trajectories.turn_wanted,

@@ -238,7 +238,10 @@ class Router:
         # KV is reserved until the trajectory ends, except where that could deadlock. In lockstep no trajectory ends
         # before all had their turn. A split trajectory that waits for one side may hold KV of the other.
         holds_kv = not self.rules.lockstep and stage is not Stage.PREFILL
-        has_room = lambda e: fits_now(e, trajectory) and (not holds_kv or fits(e, trajectory))  # noqa: E731
+
+        def has_room(e: Worker) -> bool:
+            return fits_now(e, trajectory) and (not holds_kv or fits(e, trajectory))
+
         shuns = trajectory.shuns
         engine = choice.emptiest(lambda e: e.name != shuns and has_room(e)) if shuns else None
         engine = engine or choice.emptiest(has_room)

@@ -41,9 +41,7 @@ class Streaks:
 
     def num_failing(self, task: str, kind: Kind, limit: int) -> int:
         """Workers at which the task failed so often in a row. Looks at workers that fail, which are few."""
-        return sum(
-            kinds.get(kind, (0, 0))[0] >= limit for (name, _), kinds in self.counts.items() if name == task
-        )
+        return sum(kinds.get(kind, (0, 0))[0] >= limit for (name, _), kinds in self.counts.items() if name == task)
 
     def forget_worker(self, worker: str) -> None:
         if self.counts:

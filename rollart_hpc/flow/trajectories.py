@@ -427,8 +427,7 @@ class Trajectories:
         if worker.moved_s != now:
             silent_s = now - max(worker.moved_s, trajectory.since_s)
             worker.moved_s = now
-            if silent_s > worker.pace.top:
-                worker.pace.top = silent_s
+            worker.pace.top = max(worker.pace.top, silent_s)
         if worker.failures:
             worker.failures = 0
             self._rank(worker)
@@ -509,8 +508,7 @@ class Trajectories:
         if trajectory is not None:
             self._moved(self.workers.get(trajectory.server), trajectory)
             turn_s = self.now - trajectory.since_s
-            if turn_s > self._turns.top:
-                self._turns.top = turn_s
+            self._turns.top = max(self._turns.top, turn_s)
         return self._take_request(request)
 
     def _take_request(self, request: int) -> Trajectory | None:

@@ -73,7 +73,8 @@ class Watch:
         if now - self._now > BLIND_S:
             self._seeing_s = now
         self._now = now
-        queue, due = self._queue, []
+        queue = self._queue
+        due: list[Worker] = []
         while queue and queue[0][0] <= now and len(due) < LOOKS:
             worker = queue.popleft()[1]
             if id(worker) in self._gone:
