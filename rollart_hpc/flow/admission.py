@@ -156,7 +156,7 @@ class Admission:
                 self.quarantine(group.task, f"{count} groups in a row were dropped, the last as {reason}{error}")
 
     def quarantine(self, task: str, reason: str) -> None:
-        """Go on without this task, and try it again after a pause. The pause doubles until a group of it is complete."""
+        """Go on without this task, and try it again after a pause. It doubles until a group is complete."""
         tally = self.tally.tasks[task]
         if tally.quarantined or self.is_ending:
             return

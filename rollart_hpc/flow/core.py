@@ -426,8 +426,8 @@ class Core:
             self._stop(
                 RunState.FAILED,
                 f"{count} updates in a row were skipped because their gradients are not finite (limit "
-                f"{limit}, trainer.max_skipped_updates): look at rewards, log-probs and trainer.lr; then resume the run "
-                "from an earlier checkpoint",
+                f"{limit}, trainer.max_skipped_updates): look at rewards, log-probs and trainer.lr, then resume "
+                "the run",
             )
 
     def _trained(self, group: Group) -> None:

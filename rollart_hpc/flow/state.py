@@ -131,7 +131,7 @@ class Worker:
     @property
     def weight(self) -> float:
         """Its fair share of a pool's trajectories, relative to other engines."""
-        return self.capacity * self.speed
+        return (self.full_capacity or self.capacity) * self.speed
 
 
 @dataclass(slots=True)

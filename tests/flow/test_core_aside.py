@@ -104,19 +104,19 @@ def test_a_turn_that_a_busy_engine_has_lost_goes_to_another_engine():
 
 def test_an_engine_that_does_not_install_is_set_aside_and_the_others_get_their_weights():
     """A direct transfer waits for all: a stuck engine would keep new weights from every other."""
-    scene = Scene(engines=TWO, steps=100)
+    scene = Scene(engines=TWO, steps=100, install_s=60.0)
     clock = Clock(scene)
     scene.core.version = 1
     scene.do(ev.Published(WeightsId(1, 1)))
-    while (offers := scene.take(ev.OfferTransfer)) or clock.now < 700:
-        for offer in offers:
+    while clock.now < 100:
+        for offer in scene.take(ev.OfferTransfer):
             scene.do(ev.TransferReady(offer.epoch))
             if any(c.target == "e1" for c in scene.take(ev.JoinTransfer)):
                 scene.do(ev.TransferFailed(offer.epoch, "e0"))  # it waited for e1 until its deadline
             else:
                 scene.do(ev.Installed("e0", WeightsId(1, 1)))
         clock.wait(10)
-    assert warnings(scene, EventKind.WORKER_ASIDE)[0] == "e1"
+    assert warnings(scene, EventKind.WORKER_ASIDE) == ["e1"]
     assert scene.core.workers["e0"].installed == WeightsId(1, 1)
 
 
@@ -133,7 +133,7 @@ def test_a_relay_that_does_not_answer_is_set_aside_and_replaced():
 
 
 def two_envs(**rules) -> tuple[Scene, Clock, dict[str, list[ev.Play]]]:
-    scene = Scene(env_slots=8, steps=100, groups_per_step=4, **rules)
+    scene = Scene(env_slots=8, steps=100, groups_per_step=4, play_s=30.0, **rules)
     clock = Clock(scene)
     scene.do(ev.Joined("env-2", "env", "cpu-7", capacity=8))
     plays: dict[str, list[ev.Play]] = {"env": [], "env-2": []}
@@ -145,8 +145,7 @@ def two_envs(**rules) -> tuple[Scene, Clock, dict[str, list[ev.Play]]]:
 def test_an_env_worker_that_answers_nothing_is_set_aside_and_its_plays_are_issued_elsewhere():
     scene, clock, plays = two_envs()
     assert len(plays["env"]) == len(plays["env-2"]) == 8
-    scene.turn(plays["env"][0])
-    clock.wait(40, lambda: scene.do(ev.TurnWanted(plays["env"][0].trajectory, 0, int(clock.now))))
+    clock.wait(40, lambda: scene.turn(plays["env"][0], turn=int(clock.now)))
     assert warnings(scene, EventKind.WORKER_ASIDE) == ["env-2"], "the other one owes as many, but it moves"
     cancelled = {c.trajectory for c in scene.take(ev.CancelPlay) if c.worker == "env-2"}
     assert cancelled == {play.trajectory for play in plays["env-2"]}
@@ -154,7 +153,7 @@ def test_an_env_worker_that_answers_nothing_is_set_aside_and_its_plays_are_issue
 
 
 def test_a_step_may_take_as_long_as_its_task_allows():
-    scene, clock, plays = two_envs(tasks={"a": TaskRules(1.0, step_s=1000.0)})
+    scene, clock, _plays = two_envs(tasks={"a": TaskRules(1.0, step_s=1000.0)})
     clock.wait(1000)
     assert not warnings(scene, EventKind.WORKER_ASIDE) and scene.core.tally.dropped == {}
     clock.wait(400)
@@ -178,7 +177,7 @@ def test_a_play_that_a_busy_env_worker_has_lost_is_played_again():
 
 
 def test_a_blocked_main_loop_is_noticed_if_others_wait_for_it():
-    scene, clock, plays = two_envs()
+    scene, _clock, _plays = two_envs()
     scene.do(ev.Beat("trainer", age_s=1e4), ev.Beat("reward", age_s=1e4), ev.Beat("engine-c", age_s=1e4))
     scene.do(ev.Beat("env-2", age_s=29.0))
     assert not warnings(scene, EventKind.WORKER_ASIDE)
@@ -187,7 +186,7 @@ def test_a_blocked_main_loop_is_noticed_if_others_wait_for_it():
 
 
 def test_a_controller_that_was_blocked_itself_blames_nobody():
-    scene, clock, _ = two_envs()
+    scene, _clock, _ = two_envs()
     scene.do(ev.Tick(1e4), ev.Tick(1e4 + 6), ev.Tick(2e4))
     assert not warnings(scene, EventKind.WORKER_ASIDE) and scene.core.tally.dropped == {}
 
@@ -202,7 +201,7 @@ def test_a_score_that_is_overdue_goes_to_another_reward_worker():
     for play in scene.take(ev.Play)[:4]:
         scene.turn(play)
         scene.do(ev.Ended(play.trajectory, 0, None, 1))
-    stuck = [c for c in scene.take(ev.Score) if c.worker == "reward"]
+    stuck = [c for c in scene.out if isinstance(c, ev.Score) and c.worker == "reward"]
 
     def live() -> None:
         for score in [c for c in scene.take(ev.Score) if c.worker == "reward-2"]:
@@ -210,8 +209,7 @@ def test_a_score_that_is_overdue_goes_to_another_reward_worker():
 
     clock.wait(70, live)
     assert warnings(scene, EventKind.WORKER_ASIDE) == ["reward"] and stuck
-    assert scene.core.tally.tasks["a"].trajectories == len(stuck)
-    assert scene.core.workers["reward-2"].load == 2, "the first two were taken before the clock ran"
+    assert scene.core.tally.tasks["a"].trajectories == 4
 
 
 # --- the way back ----------------------------------------------------------------------------------
@@ -237,7 +235,7 @@ def test_a_slow_worker_comes_back_when_it_answers_and_a_repeat_offender_on_trial
 
 
 def test_an_engine_on_trial_gets_one_turn_until_it_answers():
-    scene, clock, requests = two_engines()
+    scene, clock, _requests = two_engines()
     engine = scene.core.workers["e1"]
     scene.core._set_aside(engine, "test")
     clock.wait(31)
@@ -246,16 +244,13 @@ def test_an_engine_on_trial_gets_one_turn_until_it_answers():
     for again in scene.take(ev.AskAgain):
         scene.do(ev.TurnWanted(again.trajectory, 0, 0))
     sent = [c for c in scene.take(ev.Generate) if c.engine == "e1"]
-    assert back.capacity == 1 and len(sent) <= 1
-    play = scene.core.trajectories
-    if not sent:  # the other engine took all turns that waited
-        pytest.fail(f"no probe: {play.num_playing} playing")
+    assert back.capacity == 1 and len(sent) == 1
     scene.do(ev.Generated(sent[0].request, 0, 0))
     assert back.capacity == 100
 
 
 def test_a_new_process_is_used_at_once():
-    scene, clock, _ = two_envs()
+    scene, _clock, _ = two_envs()
     scene.do(ev.Beat("env-2", age_s=31.0), ev.Lost("env-2"), ev.Joined("env-2", "env", capacity=8))
     assert scene.core.workers["env-2"].capacity == 8 and not scene.core.bench.aside
 
@@ -270,7 +265,7 @@ def fail_all(scene: Scene, worker: str, reason: DropReason, until) -> int:
         for play in scene.take(ev.Play):
             if until():
                 return failed
-            if play.worker == worker or worker == "all":
+            if play.worker == worker:
                 failed += 1
                 scene.do(ev.Ended(play.trajectory, play.issue, reason, 0, "no such file"))
             else:
@@ -281,7 +276,7 @@ def fail_all(scene: Scene, worker: str, reason: DropReason, until) -> int:
 
 def test_one_bad_env_node_is_set_aside_and_no_task_is_quarantined():
     """A worker that fails is always the least busy one: it used to get every play, until no task was left."""
-    scene = Scene(tasks={"a": TaskRules(1), "b": TaskRules(1)}, env_slots=128, groups_per_step=8, group_size=8)
+    scene = Scene(tasks={"a": TaskRules(1), "b": TaskRules(1)}, env_slots=100, groups_per_step=8, group_size=8)
     scene.do(ev.Joined("bad", "env", "cpu-9", capacity=8))
     failed = fail_all(scene, "bad", DropReason.RESET_FAILED, lambda: False)
     assert "bad" in scene.core.bench.aside or scene.core.workers["bad"].full_capacity == 8, "aside, or on trial"
@@ -343,8 +338,8 @@ def test_a_reward_that_always_raises_quarantines_its_task():
         scene.turn(play)
         scene.do(ev.Ended(play.trajectory, play.issue, None, 1))
     failed = 0
-    while scores := scene.take(ev.Score):
-        for score in scores:
+    for _ in range(10):
+        for score in scene.take(ev.Score):
             failed += score.trajectory in scene.core.trajectories.all
             scene.do(ev.ScoreFailed(score.trajectory, score.issue, score.worker, "ValueError: no"))
     assert scene.core.tally.tasks["a"].quarantined and failed == 8 * 2
@@ -360,20 +355,21 @@ def test_a_quarantined_task_is_tried_again_and_the_pause_doubles():
     times: list[float] = []
     for step in range(3):
         scene.do(ev.BatchWanted(step))
-        for play in scene.take(ev.Play):
-            if play.task == "a":
-                scene.do(ev.Ended(play.trajectory, play.issue, DropReason.RESET_FAILED))
+        for play in [c for c in scene.out if isinstance(c, ev.Play) and c.task == "a"]:
+            scene.out.remove(play)
+            scene.do(ev.Ended(play.trajectory, play.issue, DropReason.RESET_FAILED))
         assert scene.core.tally.tasks["a"].quarantined
         began_s = clock.now
-        while scene.core.tally.tasks["a"].quarantined:
+        while scene.core.tally.tasks["a"].quarantined and clock.now < 1000:
             clock.wait(1)
         times.append(clock.now - began_s)
-        while scene.core.version == step:
+        for _ in range(10):
             for play in scene.take(ev.Play):
                 scene.finish(play, version=step)
             if any(c.last for c in scene.take(ev.SendChunk)):
                 scene.do(ev.Committed(step + 1))
                 scene.publish(step + 1)
+                break
     assert times == [60.0, 120.0, 240.0]
     assert warnings(scene, EventKind.TASK_RETURNED) == ["a"] * 3
 
@@ -402,7 +398,9 @@ def test_a_late_duplicate_of_published_does_not_take_engines_back():
 
 def one_step(scene: Scene, step: int, **committed) -> None:
     scene.do(ev.BatchWanted(step))
-    while not any(c.last for c in scene.take(ev.SendChunk)):
+    for _ in range(10):
+        if any(c.last for c in scene.take(ev.SendChunk)):
+            break
         for play in scene.take(ev.Play):
             scene.finish(play, version=step)
     scene.do(ev.Committed(step + 1, **committed))
