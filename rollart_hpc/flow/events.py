@@ -175,8 +175,8 @@ class GoOn(Fact):
 
 Event = (
     Joined | Lost | Beat | TurnWanted | Generated | Prefilled | PrefixMissing | Ended | Scored | ScoreFailed
-    | BatchWanted | Committed | Saved | Published | Held | TransferReady | TransferFailed | TransferSent | Installed | InstallFailed
-    | DrainWanted | SaveWanted | EndNear | Tick | GoOn
+    | BatchWanted | Committed | Saved | Published | Held | TransferReady | TransferFailed | TransferSent | Installed
+    | InstallFailed | DrainWanted | SaveWanted | EndNear | Tick | GoOn
 )  # fmt: skip
 
 # --- commands --------------------------------------------------------------------------------
