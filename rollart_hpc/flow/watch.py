@@ -144,7 +144,7 @@ class Watch:
             longest_s = max(self._play_limit_s(t) for t in owed)
             if slowest is None or len(owed) < MANY:
                 return longest_s
-            return min(max(TIMES * slowest, self.rules.play_s), longest_s)
+            return min(max(TIMES * slowest, self.rules.play_s) * (1.0 if worker.has_answered else FIRST), longest_s)
         widest_s = WIDEST * self.rules.turn_s
         limit_s = widest_s if slowest is None else min(max(TIMES * slowest, self.rules.turn_s), widest_s)
         patience = (1.0 if worker.has_answered else FIRST) * (ONLY if self.num[worker.role] == 1 else 1.0)

@@ -304,8 +304,9 @@ class Journal:
         return {role: WorkerStatus(roll.joined[role], roll.lost[role], alive[role], roll.left[role]) for role in roles}
 
     def _alive(self) -> Counter[str]:
-        """Living processes by role."""
+        """Living processes by role, also those that are set aside."""
         alive: Counter[str] = Counter(worker.role for worker in self.core.workers.values())
+        alive.update(entry.worker.role for entry in self.core.bench.aside.values())
         alive["controller"] = 1
         return alive
 

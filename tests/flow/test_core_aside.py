@@ -145,7 +145,7 @@ def two_envs(**rules) -> tuple[Scene, Clock, dict[str, list[ev.Play]]]:
 def test_an_env_worker_that_answers_nothing_is_set_aside_and_its_plays_are_issued_elsewhere():
     scene, clock, plays = two_envs()
     assert len(plays["env"]) == len(plays["env-2"]) == 8
-    clock.wait(40, lambda: scene.turn(plays["env"][0], turn=int(clock.now)))
+    clock.wait(60, lambda: scene.turn(plays["env"][0], turn=int(clock.now)))
     assert warnings(scene, EventKind.WORKER_ASIDE) == ["env-2"], "the other one owes as many, but it moves"
     cancelled = {c.trajectory for c in scene.take(ev.CancelPlay) if c.worker == "env-2"}
     assert cancelled == {play.trajectory for play in plays["env-2"]}

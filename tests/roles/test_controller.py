@@ -11,8 +11,8 @@ import pytest
 
 from rollart_hpc import __version__
 from rollart_hpc.config.schema import ModelConfig, RunConfig, TaskConfig
-from rollart_hpc.roles import controller as module
 from rollart_hpc.flow import bench
+from rollart_hpc.roles import controller as module
 from rollart_hpc.roles.controller import Controller
 from rollart_hpc.roles.start import Start
 from rollart_hpc.rundir import RunDir
@@ -88,7 +88,7 @@ def test_an_env_worker_whose_main_loop_is_stuck_is_set_aside_and_replaced_unless
     assert "env" in controller.core.bench.aside
     status = controller.journal.status()
     assert status.aside["env"].startswith("env on node cpu: its main loop has been blocked for 31 s")
-    env.send(TurnWanted(received[0].trajectory, 0, 0, 0, 0, True, 1), b"")
+    env.send(TurnWanted(received[0].trajectory, 0, 0, 0, 0, 1, True), b"")
     deadline_s = time.monotonic() + LIMIT_S
     while controller.core.bench.aside and time.monotonic() < deadline_s:
         time.sleep(0.01)
