@@ -108,9 +108,13 @@ class FlowConfig:
     )
     quarantine_after: int = key(
         8,
-        "consecutive failed resets, or dropped groups, after which a task is quarantined and the run goes on without "
-        "it; also the failures allowed per trajectory of a group before the group is dropped",
+        "failures in a row of a task at one worker after which the worker is set aside, or, if another worker or the "
+        "only one failed as often, the task is quarantined; also the number of dropped groups in a row that quarantine "
+        "a task, and the failures allowed per trajectory of a group before the group is dropped",
         low=1,
+    )
+    probe_s: float = key(
+        60.0, "seconds until a quarantined task is tried again; doubles each time, up to an hour", low=1
     )
     temperature: float = key(1.0, "sampling temperature in training; 1 = the model's own distribution", low=0.01)
 
@@ -196,6 +200,28 @@ class TimeoutConfig:
     )
     start_s: float = key(300.0, "seconds that all processes have to join, at every attempt; then the run fails", low=1)
     idle_s: float = key(600.0, "seconds without any progress after which the run fails", low=1)
+    turn_s: float = key(
+        60.0,
+        "seconds that an engine may owe turns without an answer or a token before it is set aside; more if engines of "
+        "its pool were slower lately (ten times their slowest, at most four times this), 1.5 times before its first "
+        "answer, and twice for the only engine",
+        low=0.2,
+    )
+    play_s: float = key(
+        30.0,
+        "seconds that an env worker may owe four or more plays without an answer before it is set aside; more if env "
+        "workers were slower lately; also what a single play has beyond the task's own timeouts",
+        low=0.2,
+    )
+    install_s: float = key(
+        600.0,
+        "seconds that an engine or relay may owe an install or a transfer of weights before it is set aside; once "
+        "installs were measured, ten times the slowest and at least a tenth of this",
+        low=0.2,
+    )
+    stuck_s: float = key(
+        30.0, "seconds that the main loop of an env worker may be blocked while it owes something", low=0.2
+    )
 
 
 @dataclass

@@ -46,6 +46,11 @@ class TrainerConfig:
     beta1: float = key(0.9, "AdamW's decay rate of the gradient average", low=0, high=1)
     beta2: float = key(0.95, "AdamW's decay rate of the squared-gradient average", low=0, high=1)
     grad_clip: float = key(1.0, "maximum gradient norm; longer gradients are scaled down to it; 0 = no clipping", low=0)
+    max_skipped_updates: int = key(
+        10,
+        "updates in a row that may be skipped because their gradients are not finite; one more, and the run fails",
+        low=0,
+    )
     microbatch_tokens: int = key(
         8192,
         "maximum tokens per packed micro-batch, which bounds activation memory; a longer sample gets one of its own",

@@ -86,7 +86,7 @@ class Controller:
             ev.Release: lambda c: self._to_release.append(c.trajectory), ev.SendChunk: self._send_chunk,
             ev.RecordStep: self._record_step, ev.SaveCheckpoint: self._save_checkpoint,
             ev.ValidationDone: lambda c: self.journal.validation(c.version), ev.StopRun: self._stop_run,
-            ev.Warn: self._warn, ev.Forget: self._forget, ev.AskAgain: self._ask_again,
+            ev.Warn: self._warn, ev.Replace: self._replace, ev.Forget: self._forget, ev.AskAgain: self._ask_again,
         }  # fmt: skip
 
     @property
@@ -127,6 +127,8 @@ class Controller:
         except Malformed as problem:
             self._fail(name, message, str(problem))
             return
+        if name in self.core.bench.aside and not isinstance(message, ms.Heartbeat):
+            self.pending.append(ev.Beat(name, work=1))  # it still works, or works again
         self.journal.saw(name, message)
         if is_expected:
             self._keep(message, frames)
@@ -300,6 +302,12 @@ class Controller:
             return
         self.journal.event(EventKind.CHECKPOINT, str(message.version))
         gc.collect()
+
+    def _replace(self, c: ev.Replace) -> None:
+        """Like a silent process: the supervisor ends it and starts it again, if it was the one that started it."""
+        hello = self.members.alive.get(c.worker)
+        if hello is not None:
+            self.hub.send(SUPERVISOR, ms.Silent(hello.name, hello.incarnation))
 
     def _warn(self, c: ev.Warn) -> None:
         log.warning("%s: %s: %s", c.what, c.task, c.detail)

@@ -256,6 +256,11 @@ class Journal:
             split_fallbacks=tally.split_fallbacks,
             stray_requests=tally.stray_requests,
             workers=self._workers(),
+            aside={
+                name: f"{entry.worker.role} on node {entry.worker.node}: {entry.reason}"
+                for name, entry in core.bench.aside.items()
+            },
+            updates_skipped=tally.updates_skipped,
             pools=self._kv.pools,
             weights=self._weights(),
             wait=WaitStatus(tally.wait_s / busy_s if busy_s else 0.0),
@@ -305,8 +310,9 @@ class Journal:
         return {role: WorkerStatus(roll.joined[role], roll.lost[role], alive[role], roll.left[role]) for role in roles}
 
     def _alive(self) -> Counter[str]:
-        """Living processes by role."""
+        """Living processes by role, also those that are set aside."""
         alive: Counter[str] = Counter(worker.role for worker in self.core.workers.values())
+        alive.update(entry.worker.role for entry in self.core.bench.aside.values())
         alive["controller"] = 1
         return alive
 

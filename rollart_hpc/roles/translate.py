@@ -13,6 +13,7 @@ from rollart_hpc.vocabulary import DONE, DropReason
 from rollart_hpc.wire import messages as ms
 
 _int32 = struct.Struct("<i").unpack_from
+LATE_S = 5.0  # a main loop that came around later than this is of interest to the core
 
 
 def _generated(m: ms.Generated, frames: list[Frame]) -> ev.Event:
@@ -39,6 +40,8 @@ def _ended(m: ms.Ended) -> ev.Event:
 def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | None:  # noqa: PLR0912 - one line each
     """The event of a worker's message; None if it has none (a heartbeat, for example)."""
     match m:
+        case ms.Heartbeat():
+            return ev.Beat(name, m.age_s, m.work) if m.work or m.age_s >= LATE_S else None
         case ms.TurnWanted():
             return ev.TurnWanted(m.trajectory, m.issue, m.turn, _prompt_tokens(m, frames), m.max_new_tokens)
         case ms.Generated():
@@ -56,7 +59,7 @@ def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | Non
         case ms.BatchWanted():
             return ev.BatchWanted(m.version)
         case ms.Committed():
-            return ev.Committed(m.version, m.wait_s, m.train_s)
+            return ev.Committed(m.version, m.wait_s, m.train_s, bool(m.metrics.get("update_skipped")))
         case ms.Saved():
             return ev.Saved(m.version, m.error)
         case ms.Published():

@@ -93,6 +93,8 @@ class WhoAreYou(Message):
 
 class Heartbeat(Message):
     sent_s: float  # sender's monotonic clock
+    age_s: float = 0.0  # since its main loop last came around; 0 while it waits for work
+    work: int = 0  # engines: tokens computed since the last heartbeat
 
 
 class HeartbeatAck(Message):

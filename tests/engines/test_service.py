@@ -46,6 +46,13 @@ class FakeLink:
     def fileno(self) -> int:
         return self._readable.fd
 
+    def rest(self) -> None: ...
+
+    def turn(self) -> None: ...
+
+    def count_work(self, total) -> None:
+        self.work = total
+
     def send(self, message, *frames) -> None:
         self.sent.put((message, [bytes(f) for f in frames]))
 

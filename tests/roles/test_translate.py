@@ -40,6 +40,9 @@ def test_a_play_ends_whatever_word_its_worker_has_for_it():
 
 def test_a_heartbeat_is_no_event():
     assert event_of("e", ms.Heartbeat(0.0), []) is None
+    assert event_of("e", ms.Heartbeat(0.0, 4.0), []) is None
+    assert event_of("e", ms.Heartbeat(0.0, 6.0), []) == ev.Beat("e", 6.0)
+    assert event_of("e", ms.Heartbeat(0.0, 0.0, 12), []) == ev.Beat("e", work=12)
 
 
 def test_a_warned_process_tells_the_core_that_the_end_is_near():

@@ -48,6 +48,7 @@ class Controller:
         self.members = Members(self.hub, attempt=1, heartbeat_s=HEARTBEAT_S, silence_s=silence_s)
         self.events: queue.Queue[Joined | Lost] = queue.Queue()
         self.messages: queue.Queue[tuple[str, AnyMessage, list[Frame]]] = queue.Queue()
+        self.heartbeat = Heartbeat(0.0)  # the newest
         self.calls: queue.Queue[object] = queue.Queue()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -58,6 +59,8 @@ class Controller:
             for name, message, frames in self.hub.poll(0.02):
                 for event in self.members.handle(name, message):
                     self.events.put(event)
+                if isinstance(message, Heartbeat):
+                    self.heartbeat = message
                 if isinstance(message, TurnWanted):
                     self.hub.send(name, Stop(message.trajectory), *frames)
                 if not isinstance(message, Heartbeat | Hello):

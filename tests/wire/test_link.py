@@ -286,3 +286,32 @@ def test_stopped_process_is_lost_and_joins_again_when_it_goes_on(keys_dir: Path,
 def test_process_that_raises_without_closing_ends(keys_dir: Path, outside: Controller) -> None:
     process = start_worker(keys_dir, outside, "raise")
     assert process.wait(PATIENCE_S) == 1
+
+
+def test_heartbeats_tell_a_busy_main_loop_from_a_stuck_one(controller: Controller) -> None:
+    link = Link(controller.address, controller.client, make_hello())
+    done = [0]
+    link.count_work(lambda: done[0])
+
+    def heard(is_wanted) -> bool:
+        """Whether such a heartbeat comes, without touching the link."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not is_wanted(controller.heartbeat) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        return is_wanted(controller.heartbeat)
+
+    link.recv(0)
+    assert heard(lambda beat: beat.age_s > 0.3), "the main loop does not come around"
+    link.rest()
+    assert heard(lambda beat: beat.age_s == 0.0), "it waits for work"
+    waiting = threading.Thread(target=link.recv, args=(PATIENCE_S,))
+    link.turn()
+    waiting.start()
+    assert heard(lambda beat: beat.age_s == 0.0), "it waits in recv"
+    done[0] = 7
+    seen = []
+    assert heard(lambda beat: seen.append(beat.work) or beat.work == 7 or 7 in seen)
+    assert heard(lambda beat: beat.work == 0), "only what is new counts"
+    link.send(Resend("go on", 0, 0))
+    waiting.join(PATIENCE_S)
+    link.close()
