@@ -312,6 +312,6 @@ def test_heartbeats_tell_a_busy_main_loop_from_a_stuck_one(controller: Controlle
     seen = []
     assert heard(lambda beat: seen.append(beat.work) or beat.work == 7 or 7 in seen)
     assert heard(lambda beat: beat.work == 0), "only what is new counts"
-    link.send(Resend("go on", 0, 0))
+    link.send(ask("go on"))
     waiting.join(PATIENCE_S)
     link.close()
