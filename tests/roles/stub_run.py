@@ -16,7 +16,7 @@ from rollart_hpc.flow import events as ev
 from rollart_hpc.roles import controller as module
 from rollart_hpc.roles.controller import Controller
 from rollart_hpc.roles.start import Start
-from rollart_hpc.rundir import RunDir
+from rollart_hpc.rundir import TRAINER_PART, RunDir
 from rollart_hpc.types import Frame
 from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.hub import Hub, identity_of
@@ -138,6 +138,13 @@ class StubRun:
 
     # --- honest workers ------------------------------------------------------------------------
 
+    @staticmethod
+    def write_part(save: ms.Save) -> None:
+        """The trainer's part of a checkpoint."""
+        part = Path(save.directory) / TRAINER_PART
+        part.mkdir()
+        (part / "weights").write_bytes(b"weights")
+
     def answer(self, most: int, *but: type) -> int:
         """The workers answer what they were sent, but keep messages of the types `but` waiting."""
         kept, done = [], 0
@@ -177,6 +184,7 @@ class StubRun:
                 self.say(name, ms.Committed(m.step, m.step + 1, "p", "d", {"loss": 1.0}, 0.1, 0.1))
                 self.publish()
             case ms.Save():
+                self.write_part(m)
                 self.say(name, ms.Saved(m.version, ""))
             case ms.WhoAreYou() | ms.Refused():
                 self.join(name)

@@ -180,6 +180,7 @@ def test_only_the_trainer_ends_a_checkpoint_and_only_the_supervisor_a_run(run: S
         run.say("env-0", message)
     assert run.hub.counters["forbidden"] == 3
     assert run.core.saving == save.version and not run.core.draining and "trainer" in run.core.workers
+    run.write_part(save)
     run.say("trainer", ms.Saved(save.version, ""))
     assert run.core.saved_version == save.version
 

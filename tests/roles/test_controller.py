@@ -77,7 +77,7 @@ def test_an_env_worker_whose_main_loop_is_stuck_is_set_aside_and_replaced_unless
     controller, _, run = running
     supervisor, env = join(controller, run, "supervisor"), join(controller, run, "env")
     trainer = Link(
-        controller.address, load_client(run.keys(1)), Hello("trainer", "t", "cpu", "", 1, __version__, 1, "t", 0, 0)
+        controller.address, load_client(run.keys(1), "trainer"), Hello("trainer", "t", "cpu", "", 1, __version__, 1, "t", 0, 0)
     )
     trainer.send(Published(1, 0, 0, 0.0))
     received = env.recv(LIMIT_S)
