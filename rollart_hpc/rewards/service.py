@@ -53,7 +53,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def checked(score: Score) -> tuple[float, bool]:
-    """Reward and success as numbers. A text is a mistake, even one that looks like a number: "no" would be a success."""
+    """Reward and success of a score. A text is a mistake, even if it looks like a number: "no" would be a success."""
     reward, success = score.reward, score.success
     if isinstance(reward, str | bytes) or not math.isfinite(reward := float(reward)):
         raise ValueError(f"the reward is {score.reward!r}, expected a finite number")

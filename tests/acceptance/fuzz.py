@@ -1,6 +1,6 @@
 """Millions of mutated messages against the real controller, in one process. Exits 1 on a stray exception.
 
-    python -m tests.acceptance.fuzz --number 10000000 --seed 1
+python -m tests.acceptance.fuzz --number 10000000 --seed 1
 """
 
 from __future__ import annotations
