@@ -54,7 +54,8 @@ def limited(seconds: float) -> Iterator[None]:
 
 def checked(score: Score) -> tuple[float, bool]:
     """Reward and success of a score. A text is a mistake, even if it looks like a number: "no" would be a success."""
-    reward, success = score.reward, score.success
+    reward: Any = score.reward  # foreign code may return anything
+    success: Any = score.success
     if isinstance(reward, str | bytes) or not math.isfinite(reward := float(reward)):
         raise ValueError(f"the reward is {score.reward!r}, expected a finite number")
     if isinstance(success, str | bytes) or success is None:
