@@ -109,7 +109,7 @@ class Service:
             return  # superseded
         try:
             text = trajectory.answer(TokenRecord.from_frames(frames))
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:  # ids that no tokenizer has
             self._fail(trajectory, f"unreadable answer: {error}")
             return
         self._host.step(trajectory, text)

@@ -146,6 +146,8 @@ class Board:
             return
         try:
             self._file.add(version, dict(_scalars(prefix, figures)))
+        except OverflowError as error:
+            log.warning("version %d has a figure that TensorBoard can't show: %s", version, error)
         except OSError as error:
             log.warning("can't write TensorBoard files any longer, continuing without them: %s", error)
             self.close()

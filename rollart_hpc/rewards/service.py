@@ -52,6 +52,17 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def checked(score: Score) -> tuple[float, bool]:
+    """Reward and success of a score. A text is a mistake, even if it looks like a number: "no" would be a success."""
+    reward: Any = score.reward  # foreign code may return anything
+    success: Any = score.success
+    if isinstance(reward, str | bytes) or not math.isfinite(reward := float(reward)):
+        raise ValueError(f"the reward is {score.reward!r}, expected a finite number")
+    if isinstance(success, str | bytes) or success is None:
+        raise ValueError(f"success is {success!r}, expected True or False")
+    return reward, bool(success)
+
+
 class Scorer:
     """The reward functions of the run, each loaded on first use."""
 
@@ -66,9 +77,7 @@ class Scorer:
         try:
             with limited(self._timeout_s):
                 score = self._score(wanted.task, frames[0])
-            reward = float(score.reward)
-            if not math.isfinite(reward):
-                raise ValueError(f"the reward is {reward}, expected a finite number")
+            reward, success = checked(score)
         except Exception as error:  # foreign code: a failed call is data
             reason = f"{type(error).__name__}: {error}"[:DETAIL_CHARS]
             kind = wanted.task, type(error).__name__
@@ -76,7 +85,7 @@ class Scorer:
             log.warning(what, wanted.trajectory, wanted.task, reason, exc_info=kind not in self._traced)
             self._traced.add(kind)
             return ScoreFailed(wanted.trajectory, wanted.issue, reason)
-        return Scored(wanted.trajectory, wanted.issue, reward, bool(score.success), time.monotonic() - start_s)
+        return Scored(wanted.trajectory, wanted.issue, reward, success, time.monotonic() - start_s)
 
     def _score(self, task: str, transcript: Frame) -> Score:
         config = self._tasks[task]

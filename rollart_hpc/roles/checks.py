@@ -109,7 +109,7 @@ class Checks:
         largest = int(np.frombuffer(ids, np.uint32).max())  # a negative id is larger than any vocabulary
         if self._vocabulary and largest >= self._vocabulary:
             raise Malformed(f"token id {largest}, expected ids below {self._vocabulary}")
-        if not math.isfinite(np.frombuffer(logprobs, np.float32).sum(dtype=np.float64)):
+        if not math.isfinite(np.frombuffer(logprobs, np.float32).sum()):
             raise Malformed("a log-prob is not finite")
         labels = np.frombuffer(versions, np.int32)
         oldest, newest = labels.min(), labels.max()

@@ -34,7 +34,7 @@ from rollart_hpc.roles.start import Start, run_role
 from rollart_hpc.roles.translate import event_of, message_of
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Frame, Role
-from rollart_hpc.vocabulary import EventKind, ProcessState, RunState
+from rollart_hpc.vocabulary import DropReason, EventKind, ProcessState, RunState
 from rollart_hpc.wire import keys, members
 from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.hub import listen
@@ -137,7 +137,7 @@ class Controller:
 
     def _fail(self, name: str, message: ms.AnyMessage, why: str) -> None:
         """A malformed message ends its trajectory. Its environment is told, because it does not know."""
-        self.hub.complain("malformed", f"{type(message).__name__} from {name}: {why}")
+        self.hub.complain(DropReason.MALFORMED, f"{type(message).__name__} from {name}: {why}")
         event = failure_of(name, message, f"{type(message).__name__}: {why}")
         if event is not None:
             self.pending.append(event)

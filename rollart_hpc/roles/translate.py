@@ -1,6 +1,6 @@
 """Translates messages to events and commands to messages. Owns the mapping; decides nothing.
 
-Messages have passed `roles.checks`.
+Messages have passed `roles.checks`. Those that came too late have not been compared with their payloads.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ LATE_S = 5.0  # a main loop that came around later than this is of interest to t
 
 def _generated(m: ms.Generated, frames: list[Frame]) -> ev.Event:
     """Reads only the first and last entry of the versions frame: the core needs no more."""
-    versions = frames[2]
-    first, last = (_int32(versions, 0)[0], _int32(versions, len(versions) - 4)[0]) if versions else (-1, -1)
+    versions = frames[2] if len(frames) == 3 else b""
+    first, last = (_int32(versions, 0)[0], _int32(versions, len(versions) - 4)[0]) if len(versions) >= 4 else (-1, -1)
     return ev.Generated(m.request, first, last, m.num_prefill_tokens, m.num_decode_tokens)
 
 
 def _prompt_tokens(m: ms.TurnWanted, frames: list[Frame]) -> int:
-    new = len(frames[0]) // 4
+    new = len(frames[0]) // 4 if frames else 0
     return new if m.full else m.prefix_tokens + new
 
 

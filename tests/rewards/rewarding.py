@@ -24,6 +24,10 @@ def length(transcript: Transcript, scale: float = 1.0, **params: Any) -> Score:
         ctypes.PyDLL(None).sleep(3600)  # holds the interpreter: nothing but the end of the process helps
     if deed == "nan":
         return Score(float("nan"), False)
+    if deed == "text":
+        return Score("0.5", "no")  # type: ignore[arg-type]
+    if deed == "word":
+        return Score(0.5, "no")  # type: ignore[arg-type]
     if deed == "none":
         return None  # type: ignore[return-value]
     answers = [answer for _, answer in transcript.turns]

@@ -46,7 +46,7 @@ def test_scores_failures_and_the_end(worker: Scripted) -> None:
     assert (scored.reward, scored.success) == (6.0, False)
     reasons = {
         "raise": "RuntimeError: told to", "sleep": "longer than 2 s", "spin": "longer than 2 s",
-        "nan": "the reward is nan", "none": "NoneType",
+        "nan": "the reward is nan", "text": "the reward is '0.5'", "word": "success is 'no'", "none": "NoneType",
     }  # fmt: skip
     for deed in reasons:
         ask(worker, deed, deed=deed)

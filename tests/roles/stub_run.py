@@ -79,11 +79,11 @@ def record(version: int, tokens: int = TOKENS) -> list[bytes]:
 
 
 class StubRun:
-    def __init__(self, path: Path, vocabulary: int = 100, **changes: Any) -> None:
+    def __init__(self, path: Path, vocabulary: int = 100, quarantine_after: int = 8) -> None:
         self.run = RunDir(path).create()
         make_keys(self.run.keys(self.run.begin_attempt()))
-        config = RunConfig(name="stub", steps=1_000_000, tasks={"a": TaskConfig(name="a")}, **changes)
-        config.flow = FlowConfig(alpha=1, groups_per_step=2, group_size=2)
+        config = RunConfig(name="stub", steps=1_000_000, tasks={"a": TaskConfig(name="a")})
+        config.flow = FlowConfig(alpha=1, groups_per_step=2, group_size=2, quarantine_after=quarantine_after)
         config.validation, config.checkpoint = ValidationConfig(plays=0), CheckpointConfig(every=3)
         self.controller = Controller(Start("controller", self.run, config, "controller", "", 1, "cpu", "", 0, 1, "x"))
         assert isinstance(self.controller.hub, StubHub)

@@ -13,9 +13,19 @@ import zmq
 from rollart_hpc.errors import SiteError
 from rollart_hpc.wire.hub import Hub, identity_of
 from rollart_hpc.wire.keys import ClientKeys, new_keys
-from rollart_hpc.wire.link import Link
+from rollart_hpc.wire.link import Link, LinkClosed
 from rollart_hpc.wire.members import Joined
-from rollart_hpc.wire.messages import MAX_FRAMES, PROTOCOL, Message, Refused, Stop, WhoAreYou, decode, encode
+from rollart_hpc.wire.messages import (
+    MAX_FRAMES,
+    PROTOCOL,
+    BatchWanted,
+    Message,
+    Refused,
+    Stop,
+    WhoAreYou,
+    decode,
+    encode,
+)
 from rollart_hpc.wire.parts import pack, send_parts, unpack
 from tests.wire.star import PATIENCE_S, Controller, ask, make_hello
 
@@ -143,6 +153,33 @@ def test_monstrous_frame_costs_the_connection_but_not_the_run(controller: Contro
     cut.close()
     run_goes_on(controller)
     peer.close()
+
+
+def test_the_parts_of_a_message_are_bounded_together(controller: Controller) -> None:
+    peer = Peer(controller, keys=controller.client)
+    peer.send(peer.hello)
+    peer.receive()
+    peer.send(ask("x"), *[bytes(90_000)] * 3)  # each is allowed
+    assert controller.counted("oversized") == 1
+    peer.socket.send_multipart([b"\0"] * (MAX_FRAMES + 1))
+    assert controller.counted("oversized", 2) == 2
+    run_goes_on(controller)
+    peer.close()
+
+
+def test_a_process_joins_only_as_the_role_of_its_key(controller: Controller) -> None:
+    for role in ("trainer", "supervisor"):
+        with pytest.raises(LinkClosed, match="key of role 'env'"):
+            Link(controller.address, controller.client, make_hello(role, role=role))
+    link = Link(controller.address, controller.clients["trainer"], make_hello("trainer", role="trainer"))
+    assert controller.hub.counters["forbidden"] == 2
+    with pytest.raises(LinkClosed, match="can't use the name"):
+        Link(controller.address, controller.client, make_hello("trainer"))
+    link.send(BatchWanted(0))
+    link.send(ask("not mine"))
+    assert controller.counted("forbidden", 4) == 4
+    assert [type(controller.messages.get(timeout=PATIENCE_S)[1])] == [BatchWanted]
+    link.close()
 
 
 def test_who_never_said_hello_is_asked(controller: Controller) -> None:

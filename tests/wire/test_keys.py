@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollart_hpc.errors import SiteError
-from rollart_hpc.wire.keys import load_client, load_server, make_keys
+from rollart_hpc.wire.keys import WORKERS, load_client, load_server, make_keys
 
 
 def test_files_are_private_and_belong_together(tmp_path: Path) -> None:
@@ -32,3 +32,10 @@ def test_missing_and_broken_files_are_site_errors(tmp_path: Path) -> None:
     (tmp_path / "env.key").write_text("{")
     with pytest.raises(SiteError, match="not a key file"):
         load_client(tmp_path, "env")
+
+
+def test_every_role_has_a_key_of_its_own(tmp_path: Path) -> None:
+    make_keys(tmp_path)
+    server, clients = load_server(tmp_path), {role: load_client(tmp_path, role) for role in WORKERS}
+    assert {server.roles[keys.public] for keys in clients.values()} == set(WORKERS)
+    assert all(keys.secret not in (tmp_path / "env.key").read_text() for role, keys in clients.items() if role != "env")
