@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rollart_hpc import __version__
 from rollart_hpc.config.schema import ModelConfig, RunConfig, TaskConfig
+from rollart_hpc.roles import checkpoints
 from rollart_hpc.roles import controller as module
 from rollart_hpc.roles.controller import Controller
 from rollart_hpc.roles.start import Start
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import ExitCode, RunState
+from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.keys import load_client, make_keys
 from rollart_hpc.wire.link import Link
 from rollart_hpc.wire.messages import Drain, Hello, Progress
@@ -68,3 +72,16 @@ def test_the_supervisor_hears_who_is_there_and_how_it_ends(running: tuple[Contro
         time.sleep(0.01)
     assert codes == [ExitCode.DRAINED]
     assert controller.hub.counters["unreachable"] == 0
+
+
+def test_a_checkpoint_that_can_not_be_committed_is_a_failed_save(tmp_path: Path, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(checkpoints, "commit", refuse)
+    run = RunDir(tmp_path / "run").create()
+    stub = SimpleNamespace(run_dir=run, core=SimpleNamespace(saving=3, attempt=1), pending=deque())
+    stub.config = SimpleNamespace(checkpoint=SimpleNamespace(keep=2))
+    Controller._saved(stub, ms.Saved(3, ""))  # type: ignore[arg-type]
+    (event,) = stub.pending
+    assert event.version == 3 and "Input/output error" in event.error
