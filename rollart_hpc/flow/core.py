@@ -507,6 +507,8 @@ class Core:
         if not event.error:
             self.saved_version, self.failed_saves = event.version, 0
             return
+        if event.version != self.version:  # the trainer was already further
+            return
         self.failed_saves += 1
         what = f"the checkpoint of version {event.version} could not be written: {event.error}"
         if self.failed_saves >= self.rules.save_tries:

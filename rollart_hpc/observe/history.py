@@ -124,12 +124,9 @@ class _Backwards:
         self._lasts.setdefault(task, line)
         history.validations.append(line)
         if len(history.validations) > MAX_VALIDATIONS:
-            ends = [*self._lasts.values(), *self._firsts.values()]
-            history.validations = [
-                each
-                for index, each in enumerate(history.validations)
-                if index % 2 == 0 or any(each is end for end in ends)
-            ]
+            ends = {id(line) for line in (*self._lasts.values(), *self._firsts.values())}
+            kept = enumerate(history.validations)
+            history.validations = [each for index, each in kept if index % 2 == 0 or id(each) in ends]
 
     def finish(self) -> None:
         history = self._history

@@ -195,3 +195,36 @@ def test_the_end_of_an_engine_s_job_is_not_that_of_the_environments():
     scene = Scene()
     scene.do(ev.EndNear("engine-c"))
     assert not scene.core.admission.is_ending
+
+
+def test_a_failed_save_is_tried_again_after_the_next_step_and_told():
+    scene = Scene(steps=100, alpha=1, engines=(("engine-c", "compute"),), save_tries=3)
+    scene.do(ev.SaveWanted(), ev.Saved(0, "disk full"))
+    scene.take(ev.SaveCheckpoint)
+    (warning,) = scene.take(ev.Warn)
+    assert warning.what == "save_failed" and "disk full (2 tries left)" in warning.detail
+    scene.do(ev.BatchWanted(0))
+    first, second, *_ = scene.groups()
+    for play in first + second:
+        scene.finish(play)
+    scene.do(ev.Committed(1))
+    (again,) = scene.take(ev.SaveCheckpoint)
+    assert again.version == 1 and not scene.core.stopped
+    scene.do(ev.Saved(1))
+    assert scene.core.failed_saves == 0 and scene.core.saved_version == 1
+
+
+def test_at_the_end_of_a_run_a_failed_save_is_tried_again_after_a_while_and_not_for_ever():
+    scene = Scene(save_tries=3)
+    scene.do(ev.Tick(100.0), ev.DrainWanted("cancelled"))
+    for again_s in (102.0, 106.0):
+        (save,) = scene.take(ev.SaveCheckpoint)
+        scene.do(ev.Saved(save.version, "disk full"), ev.Saved(save.version))  # a late answer changes nothing
+        assert not scene.take(ev.SaveCheckpoint) and not scene.core.stopped
+        scene.do(ev.Tick(again_s - 0.1))
+        assert not scene.take(ev.SaveCheckpoint)
+        scene.do(ev.Tick(again_s))
+    (save,) = scene.take(ev.SaveCheckpoint)
+    scene.do(ev.Saved(save.version, "disk full"))
+    (stop,) = scene.take(ev.StopRun)
+    assert stop.state == "failed" and "3 failed in a row" in stop.reason and "disk full" in stop.reason

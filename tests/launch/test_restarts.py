@@ -40,3 +40,9 @@ def test_a_cause_that_is_named_twice_is_final() -> None:
 def test_no_restarts_means_none() -> None:
     assert RoleBudget(0).next_delay_s("a", 1e9) is None
     assert RestoreBudget(0).next_delay_s(7) is None
+
+
+def test_a_damaged_checkpoint_that_was_set_aside_is_no_cause_to_give_up() -> None:
+    budget = RestoreBudget(attempts=3)
+    assert [budget.next_delay_s(step, is_known=True) is not None for step in (9, 6, 3)] == [True] * 3
+    assert budget.next_delay_s(1, is_known=True) is None, "an older checkpoint does not refill the budget"

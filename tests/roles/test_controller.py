@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rollart_hpc import __version__
 from rollart_hpc.config.schema import ModelConfig, RunConfig, TaskConfig
 from rollart_hpc.flow import bench
+from rollart_hpc.roles import checkpoints
 from rollart_hpc.roles import controller as module
 from rollart_hpc.roles.controller import Controller
 from rollart_hpc.roles.start import Start
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import ExitCode, RunState
+from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.keys import load_client, make_keys
 from rollart_hpc.wire.link import Link
 from rollart_hpc.wire.messages import Drain, Heartbeat, Hello, Play, Progress, Published, Silent, TurnWanted
@@ -77,7 +81,9 @@ def test_an_env_worker_whose_main_loop_is_stuck_is_set_aside_and_replaced_unless
     controller, _, run = running
     supervisor, env = join(controller, run, "supervisor"), join(controller, run, "env")
     trainer = Link(
-        controller.address, load_client(run.keys(1), "trainer"), Hello("trainer", "t", "cpu", "", 1, __version__, 1, "t", 0, 0)
+        controller.address,
+        load_client(run.keys(1), "trainer"),
+        Hello("trainer", "t", "cpu", "", 1, __version__, 1, "t", 0, 0),
     )
     trainer.send(Published(1, 0, 0, 0.0))
     received = env.recv(LIMIT_S)
@@ -105,3 +111,16 @@ def told(link: Link, kind: type) -> Silent:
         if received is not None and isinstance(received[0], kind):
             return received[0]
     raise AssertionError(f"was never told {kind.__name__}")
+
+
+def test_a_checkpoint_that_can_not_be_committed_is_a_failed_save(tmp_path: Path, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(checkpoints, "commit", refuse)
+    run = RunDir(tmp_path / "run").create()
+    stub = SimpleNamespace(run_dir=run, core=SimpleNamespace(saving=3, attempt=1), pending=deque())
+    stub.config = SimpleNamespace(checkpoint=SimpleNamespace(keep=2))
+    Controller._saved(stub, ms.Saved(3, ""))  # type: ignore[arg-type]
+    (event,) = stub.pending
+    assert event.version == 3 and "Input/output error" in event.error
