@@ -49,6 +49,10 @@ class SiteError(RollartError):
     exit_code = ExitCode.ENVIRONMENT
 
 
+class DamagedError(SiteError):
+    """A checkpoint whose files are proven to be damaged or missing. It is set aside, and the one before it counts."""
+
+
 class ConfigError(UserError):
     """Every problem of a configuration at once, one line each."""
 

@@ -12,8 +12,9 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from rollart_hpc.descriptors import with_relief
 from rollart_hpc.errors import RollartError, SiteError
 
 FILE_MODE = 0o600
@@ -29,6 +30,8 @@ _FIXES = {
     errno.ENOENT: "the directory does not exist: choose another {place}",
     errno.ENOTDIR: "a part of the path is a file, not a directory: choose another {place}",
     errno.ENAMETOOLONG: "choose a shorter {place}",
+    errno.EMFILE: "raise the limit of open files (`ulimit -Hn`, or limits.conf)",
+    errno.ENFILE: "the machine has no file handle left: raise fs.file-max, or end other programs",
 }
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _PROBE_BYTES = 1 << 20
@@ -122,11 +125,26 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with disk_errors(path):
         try:
-            handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
+            handle = with_relief(lambda: os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE))
             with open(handle, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
+            os.replace(scratch, path)
+        except BaseException:
+            with suppress(OSError):
+                scratch.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write piece by piece. It replaces `path` if the block ends without an error."""
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with disk_errors(path):
+        try:
+            with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE), "wb") as file:
+                yield file
             os.replace(scratch, path)
         except BaseException:
             with suppress(OSError):
@@ -150,7 +168,7 @@ def read_json(path: Path) -> Any | None:
 
 def mend(path: Path) -> None:
     """Terminate a torn last line, so that the next write starts a new line."""
-    with disk_errors(path), suppress(FileNotFoundError), path.open("rb+") as file:
+    with disk_errors(path), suppress(FileNotFoundError), with_relief(lambda: path.open("rb+")) as file:
         if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
             file.write(b"\n")
 
@@ -158,7 +176,7 @@ def mend(path: Path) -> None:
 def append_line(path: Path, line: str, *, sync: bool = False) -> None:
     """Append one line to a file of records in a single write. `sync`: the line is on disk when this returns."""
     with disk_errors(path):
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+        handle = with_relief(lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE))
         try:
             data = line.rstrip("\n").encode() + b"\n"
             if os.write(handle, data) != len(data):
@@ -172,8 +190,27 @@ def append_line(path: Path, line: str, *, sync: bool = False) -> None:
 def sync(path: Path) -> None:
     """What was written to this file, if there is one, is on the disk when this returns."""
     if path.exists():
-        with disk_errors(path), open(path, "rb") as file:
+        with disk_errors(path), with_relief(lambda: open(path, "rb")) as file:
             os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Files that were created, renamed or removed in this directory stay so after a power failure."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has no such thing
+            raise
+    finally:
+        os.close(handle)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename within one directory. It is on the disk when this returns."""
+    with disk_errors(target):
+        os.rename(source, target)
+        sync_directory(target.parent)
 
 
 def point(link: Path, target: Path) -> None:

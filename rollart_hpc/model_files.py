@@ -31,6 +31,13 @@ def end_ids(model_dir: Path, tokenizer: Tokenizer | None = None) -> frozenset[in
     return frozenset(found)
 
 
+def vocabulary_size(model_dir: Path) -> int:
+    """Token ids of this model are below it; 0 = unknown."""
+    settings = read_settings(model_dir / "config.json")
+    size = settings.get("text_config", settings).get("vocab_size", 0)
+    return size if isinstance(size, int) else 0
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 

@@ -42,6 +42,7 @@ from rollart_hpc.files import DIRECTORY_MODE, disk_errors, make_directory, point
 
 RUN_ROOT_VARIABLE = "ROLLART_RUN_ROOT"
 COMMITTED = "committed.json"
+TRAINER_PART = "trainer"  # the trainer's subdirectory of a checkpoint
 STORE_OWNER = "owner"  # in a node's directory of the store: the incarnation of its relay
 
 
@@ -232,6 +233,12 @@ class RunDir:
             point(self.controller(attempt), self.controller(under).resolve())
         point(self.latest, self.attempt_dir(attempt))
         return attempt
+
+    def prune_traces(self, keep: int, spared: int) -> None:
+        """Remove the traces of all but the newest `keep` attempts, and of attempt `spared`, whose processes live."""
+        others = [attempt for attempt in self.attempt_numbers() if attempt != spared]
+        for attempt in others[: max(0, len(others) + 1 - keep)]:
+            shutil.rmtree(self.traces(attempt), ignore_errors=True)
 
     # --- checkpoints -----------------------------------------------------------------------
 

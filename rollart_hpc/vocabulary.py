@@ -106,9 +106,13 @@ class DropReason(_Word):
     ENV_TIMEOUT = "env_timeout", "a turn took longer than `turn_timeout_s`; the trajectory is played again"
     ENV_WORKER_LOST = "env_worker_lost", "the env worker was lost; the trajectory is played again"
     ENGINE_LOST = "engine_lost", "the engine was lost; the turn is generated again"
+    WORKER_ASIDE = "worker_aside", "its worker was set aside; another worker is asked"
+    TURN_TIMEOUT = "turn_timeout", "an engine that answers others did not answer this turn; another engine is asked"
+    PLAY_TIMEOUT = "play_timeout", "an env worker did not answer about this play in time; it is played again"
     NO_ROOM = "no_room", "the engine had no room for the turn; the trajectory is played again"
+    MALFORMED = "malformed", "a worker's message about it did not fit; the trajectory is played again"
     REWARD_FAILED = "reward_failed", "the reward function failed more than `reward.retries` times"
-    SCORE_TIMEOUT = "score_timeout", "a reward worker did not answer in time; the transcript is scored again"
+    SCORE_TIMEOUT = "score_timeout", "a reward worker did not answer in time; the transcript is scored again elsewhere"
     RUN_ENDED = "run_ended", "unfinished when the run ended"
     SUPERSEDED = "superseded", "a late answer to a request that had been cancelled or repeated"
     UNKNOWN_REASON = "unknown_reason", "a reason unknown to this version, from a process or a checkpoint"
@@ -124,11 +128,20 @@ class DropReason(_Word):
         return self in (DropReason.RESET_FAILED, DropReason.RESET_TIMEOUT)
 
     @property
+    def blames_worker(self) -> bool:
+        """Several such failures in a row at one worker mean that it, or the task, is broken."""
+        return self in _BLAMES_WORKER
+
+    @property
     def blames_task(self) -> bool:
         """Several such groups in a row mean that the task yields nothing to train on."""
         return self in (DropReason.GROUP_FILTERED, DropReason.GROUP_FAILED)
 
 
+_BLAMES_WORKER = frozenset({
+    DropReason.RESET_FAILED, DropReason.RESET_TIMEOUT, DropReason.ENV_ERROR, DropReason.ENV_CRASHED,
+    DropReason.ENV_TIMEOUT, DropReason.PLAY_TIMEOUT, DropReason.REWARD_FAILED,
+})  # fmt: skip
 _DROP_REASONS: dict[str, DropReason] = {reason.value: reason for reason in DropReason}
 
 
@@ -146,10 +159,16 @@ class EventKind(_Word):
     WORKER_JOINED = "worker_joined", "a process has joined the run"
     WORKER_LOST = "worker_lost", "a process was lost or is silent"
     WORKER_LEFT = "worker_left", "a process left because it was idle"
+    WORKER_ASIDE = "worker_aside", "a process owes answers or keeps failing; it gets no work until it comes back"
+    WORKER_BACK = "worker_back", "a process that was set aside gets work again"
     RUNNING = "running", "the first engine has weights"
     CHECKPOINT = "checkpoint", "a checkpoint was committed; `name` is its version"
+    SAVE_FAILED = "save_failed", "a checkpoint could not be saved and will be tried again; `name` is its version"
+    CHECKPOINT_DAMAGED = "checkpoint_damaged", "a checkpoint was damaged and set aside; `name` is the one used instead"
     TASK_FAILED = "task_failed", "a play of this task failed for the first time"
     TASK_QUARANTINED = "task_quarantined", "this task failed too often; the run continues without it"
+    TASK_RETURNED = "task_returned", "a quarantined task is tried again"
+    UPDATE_SKIPPED = "update_skipped", "gradients were not finite, so an optimizer step did not change the weights"
     FINISHED = "finished", "the controller ended the run: all steps are done"
     DRAINED = "drained", "the controller ended the run early"
     FAILED = "failed", "the controller ended the run because of an error"

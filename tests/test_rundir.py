@@ -53,12 +53,12 @@ def test_attempts_count_up_and_latest_points_to_the_newest(tmp_path: Path) -> No
 def test_a_trainer_attempt_keeps_the_controllers_keys_and_address(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run").create()
     first = run.begin_attempt()
-    (run.keys(first) / "client.key").write_text("secret")
+    (run.keys(first) / "env.key").write_text("secret")
     run.controller(first).write_text("address")
     second = run.begin_attempt(under=first)
     third = run.begin_attempt(under=first)
     for attempt in (second, third):
-        assert (run.keys(attempt) / "client.key").read_text() == "secret"
+        assert (run.keys(attempt) / "env.key").read_text() == "secret"
         assert run.controller(attempt).read_text() == "address"
 
 

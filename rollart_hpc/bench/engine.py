@@ -144,6 +144,12 @@ class Loop:
 
     clock_offset_s = 0.0
 
+    def rest(self) -> None: ...
+
+    def turn(self) -> None: ...
+
+    def count_work(self, total: Callable[[], int]) -> None: ...
+
     def __init__(self, prompts: Prompts, num_new_tokens: int) -> None:
         self._readable = Wakeup()
         self._num_left = len(prompts)

@@ -31,6 +31,7 @@ from rollart_hpc.config.schema import (
     ValidationConfig,
 )
 from rollart_hpc.errors import SiteError, UserError
+from rollart_hpc.processes.memory import huge_pages
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire.keys import make_keys
 
@@ -173,7 +174,13 @@ def _controller(run: RunDir) -> Iterator[tuple[int, str]]:
     ready, write = os.pipe()
     command = [sys.executable, "-m", "rollart_hpc.roles.controller", "--run-dir", str(run.path), "--attempt", "1"]
     with open(run.path / "controller.log", "wb") as log:
-        process = subprocess.Popen([*command, "--ready-fd", str(write)], pass_fds=(write,), stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [*command, "--ready-fd", str(write)],
+            pass_fds=(write,),
+            stdout=log,
+            stderr=log,
+            env=os.environ | huge_pages(),
+        )
     os.close(write)
     try:
         line = os.read(ready, 4096)

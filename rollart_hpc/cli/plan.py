@@ -39,7 +39,7 @@ def load_for_site(args: argparse.Namespace, *, needs_model: bool = True) -> Load
     else_site = own[0] if len(own) == 1 else RunConfig.site
     site = args.site or os.environ.get(SITE_VARIABLE)
     loaded = load_all(args.run, args.overrides, site, else_site, needs_model=needs_model)
-    tell_warnings(loaded.warnings)
+    tell_loaded(loaded)
     return loaded
 
 
@@ -57,6 +57,12 @@ def run_root_of(site: SiteConfig) -> Path | None:
     if os.environ.get(RUN_ROOT_VARIABLE) or not site.run_root:
         return None
     return Path(os.path.expandvars(site.run_root)).expanduser().absolute()
+
+
+def tell_loaded(loaded: Loaded) -> None:
+    for note in loaded.notes:
+        print(f"note: {note}", file=sys.stderr)
+    tell_warnings(loaded.warnings)
 
 
 def tell_warnings(warnings: list[str]) -> None:

@@ -6,7 +6,7 @@ import argparse
 import logging
 import sys
 
-from rollart_hpc.cli.plan import new_run, tell_warnings
+from rollart_hpc.cli.plan import new_run, tell_loaded, tell_warnings
 from rollart_hpc.cli.report import write_report
 from rollart_hpc.cli.screen import LiveScreen, summary
 from rollart_hpc.cli.submit import next_commands
@@ -24,7 +24,7 @@ logging.getLogger("rollart_hpc").addHandler(logging.NullHandler())
 
 def run(args: argparse.Namespace) -> int:
     loaded = load_all(args.run, args.overrides, args.site)
-    tell_warnings(loaded.warnings)
+    tell_loaded(loaded)
     launcher = launcher_of(loaded.site)
     if launcher.is_cluster:
         raise UserError(f"site {loaded.site.name} is a cluster", "use: rollart-hpc submit")

@@ -13,7 +13,14 @@ from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import EventKind, LineKind
 
 CLEAR = "\r\x1b[2K"
-WARNINGS = {EventKind.TASK_FAILED: "failed for the first time", EventKind.TASK_QUARANTINED: "is quarantined"}
+WARNINGS = {
+    EventKind.TASK_FAILED: "task {name} failed for the first time",
+    EventKind.TASK_QUARANTINED: "task {name} is quarantined",
+    EventKind.TASK_RETURNED: "task {name} is tried again",
+    EventKind.WORKER_ASIDE: "{name} is set aside and gets no work",
+    EventKind.WORKER_BACK: "{name} gets work again",
+    EventKind.UPDATE_SKIPPED: "the update of {name} was skipped",
+}
 
 
 class LiveScreen:
@@ -103,8 +110,12 @@ def status_line(status: Status, success: dict[str, float] | None = None) -> str:
 
 def progress_line(record: dict[str, Any], status: Status) -> str:
     """A line of metrics.jsonl as text; empty if it is not for the user."""
+    if record.get("what") == EventKind.SAVE_FAILED:
+        return f"warning: the checkpoint of step {record['name']} could not be saved: {record['detail']}"
+    if record.get("what") == EventKind.CHECKPOINT_DAMAGED:
+        return f"warning: continuing from the checkpoint of step {record['name']}: {record['detail']}"
     if record.get("what") in WARNINGS:
-        return f"warning: task {record['name']} {WARNINGS[record['what']]}: {record['detail']}"
+        return f"warning: {WARNINGS[record['what']].format(name=record['name'])}: {record['detail']}"
     if record.get("kind") == LineKind.VALIDATION:
         return validation_line(record)
     return step_line(record, status) if record.get("kind") == LineKind.STEP else ""

@@ -53,6 +53,9 @@ def _lines(run: RunDir, current: RunStatus, launcher: Launcher) -> list[str]:
     reason = f": {current.reason}" if current.reason else ""
     lines = [str(run.path), f"{current.state}, attempt {current.attempt}{reason}", status_line(current)]
     lines += quarantined(current)
+    lines += [f"{name} is set aside: {reason}" for name, reason in current.aside.items()]
+    if current.updates_skipped:
+        lines.append(f"{current.updates_skipped} updates were skipped because their gradients were not finite")
     for name, task in current.tasks.items():
         if task.last_error and not task.quarantined:
             lines.append(f"last failure of {name}: {task.last_error}")

@@ -2,6 +2,7 @@
 
     site file `defaults` < run file < SBATCH_* variables < key=value overrides
     task file < what the run says under tasks.NAME;  `base` of a run or site file < the file
+    tasks.NAME: null drops a task of the base, and on the command line one of the run file
 
 A task stands under its name, with `file` unless it is a packaged one, or under the path of its file.
 A relative path is relative to the file it stands in; on the command line, to the current directory.
@@ -44,6 +45,7 @@ class Loaded(NamedTuple):
     config: RunConfig
     site: SiteConfig
     warnings: list[str]
+    notes: list[str]  # what the user may not expect, although it is right
 
 
 def load(run: str | Path, overrides: Sequence[str] = (), site: str | Path | None = None) -> RunConfig:
@@ -64,12 +66,14 @@ def load_all(
     """
     problems: list[str] = []
     locations, task_locations = Locations(), Locations()
-    path, written = _read_run(run, site, locations)
-    said = _merge(
-        _name_tasks(written, problems),
-        _of_environment(),
-        _name_tasks(_parse_overrides(overrides, problems), problems),
-    )
+    notes: list[str] = []
+    path, written = _read_run(run, site, locations, notes)
+    ours = _merge(_name_tasks(written, problems), _of_environment())
+    given = _name_tasks(_parse_overrides(overrides, problems), problems)
+    undroppable = _undroppable(ours, given)
+    problems += undroppable.values()
+    notes += [f"task {name} is dropped: tasks.{name}=null" for name in _dropped(ours, given)]
+    said = without(_over(ours, given), [f"tasks.{name}" for name in undroppable])
     site_name = str(site or said.get("site") or else_site)
     site_config, site_problems = _try_site(site_name)
     said["site"] = site_name
@@ -86,7 +90,7 @@ def load_all(
         locations.add_overrides(overrides)
         raise ConfigError(f"run {run}", [*(task_locations + locations).located(problems), *site_problems])
     _count_parameters(config)
-    return Loaded(config, site_config, [*absent, *find_oddities(config, said.get("flow") or {})])
+    return Loaded(config, site_config, [*absent, *find_oddities(config, said)], notes)
 
 
 def _settle_classes(config: RunConfig, site: SiteConfig, site_problems: list[str]) -> list[str]:
@@ -105,11 +109,11 @@ def _count_parameters(config: RunConfig) -> None:
         model.parameters_b = count_in(Path(model.path)) / 1e9
 
 
-def _read_run(run: str | Path, site: str | Path | None, locations: Locations) -> tuple[Path, Tree]:
+def _read_run(run: str | Path, site: str | Path | None, locations: Locations, notes: list[str]) -> tuple[Path, Tree]:
     """A run file that can't be read hides its own mistakes, but not those of the site file."""
     try:
         path = packaged.find("runs", str(run))
-        return path, _with_base("runs", path, locations)
+        return path, _with_base("runs", path, locations, notes)
     except UserError as error:
         others = _try_site(str(site))[1] if site else []
         if not others:
@@ -134,7 +138,7 @@ def change(config: RunConfig, overrides: Sequence[str], source: str) -> tuple[Ru
     if problems:
         locations.add_overrides(overrides)
         raise ConfigError(source, locations.located(problems))
-    return changed, find_oddities(changed, said.get("flow") or {})
+    return changed, find_oddities(changed, said)
 
 
 def load_site(site: str | Path) -> SiteConfig:
@@ -148,7 +152,7 @@ def _check_site(site: str | Path) -> tuple[Path, SiteConfig, list[str]]:
     path = packaged.find("sites", str(site))
     problems: list[str] = []
     locations = Locations()
-    config = _build(SiteConfig, _interpolate(_with_base("sites", path, locations), problems), problems)
+    config = _build(SiteConfig, _interpolate(_with_base("sites", path, locations, []), problems), problems)
     problems += of_their_own(find_site_conflicts(config), problems)
     return path, config, locations.located(problems)
 
@@ -162,7 +166,9 @@ def _try_site(site: str) -> tuple[SiteConfig, list[str]]:
     return config, [f"site {site}: {problem}" for problem in problems]
 
 
-def _with_base(kind: packaged.Kind, path: Path, locations: Locations, above: tuple[Path, ...] = ()) -> Tree:
+def _with_base(
+    kind: packaged.Kind, path: Path, locations: Locations, notes: list[str], above: tuple[Path, ...] = ()
+) -> Tree:
     """A file over the one it names as `base`. Its own name there means the packaged file of that name."""
     tree = _merge({"name": path.stem}, _read(path))
     base = tree.pop("base", None)
@@ -178,9 +184,55 @@ def _with_base(kind: packaged.Kind, path: Path, locations: Locations, above: tup
             f"{path}: base: {base} is this file, or builds on it, or does not exist",
             "name another file, or remove base",
         )
-    below = _with_base(kind, base_path, locations, (*above, path))
+    below = _with_base(kind, base_path, locations, notes, (*above, path))
     locations.add(path)
-    return _merge(below, tree)
+    if kind == "runs":
+        notes += _told_of_base(str(base), below, tree)
+    return _over(below, tree)
+
+
+def _over(below: Tree, tree: Tree) -> Tree:
+    """`tree` merged over `below`. A task that `below` has and `tree` sets to null is dropped."""
+    dropped = _dropped(below, tree)
+    if not dropped:
+        return _merge(below, tree)
+    kept = {key: given for key, given in below["tasks"].items() if key not in dropped.values()}
+    own = {key: given for key, given in tree["tasks"].items() if key not in dropped}
+    return _merge({**below, "tasks": kept}, {**tree, "tasks": own})
+
+
+def _dropped(below: Tree, tree: Tree) -> dict[str, str]:
+    """Keys of tasks that `tree` sets to null, with the key that `below` has them under: the same, or a path."""
+    known = _tasks_of(below)
+    names = {_name_of(key, given): key for key, given in known.items()} | {key: key for key in known}
+    return {key: names[key] for key, given in _tasks_of(tree).items() if given is None and key in names}
+
+
+def _undroppable(below: Tree, given: Tree) -> dict[str, str]:
+    """Problems by task. On the command line null means nothing else, so the task must be there."""
+    gone = [key for key, value in _tasks_of(given).items() if value is None and key not in _dropped(below, given)]
+    listed = ", ".join(map(str, _tasks_of(below))) or "none"
+    return {name: f"tasks.{name}: null, but there is no such task to drop; the run has: {listed}" for name in gone}
+
+
+def _told_of_base(base: str, below: Tree, tree: Tree) -> list[str]:
+    """A base adds its tasks to those of the file, which nobody sees there."""
+    dropped = set(_dropped(below, tree).values())
+    names = {key: _name_of(key, given) for key, given in _tasks_of(below).items()}
+    kept = [name for key, name in names.items() if key not in dropped]
+    gone = [name for key, name in names.items() if key in dropped]
+    notes = [f"tasks from base {base}: {', '.join(kept)}"] if kept else []
+    return [*notes, *([f"tasks of base {base} that are dropped: {', '.join(gone)}"] if gone else [])]
+
+
+def _tasks_of(tree: Tree) -> Tree:
+    tasks = tree.get("tasks")
+    return tasks if isinstance(tasks, dict) else {}
+
+
+def _name_of(key: str, given: Any) -> str:
+    named = _name_tasks({"tasks": {key: given}}, [])["tasks"]
+    return str(next(iter(named), key))
 
 
 def _of_environment() -> Tree:

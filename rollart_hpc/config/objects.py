@@ -1,20 +1,17 @@
 """From the text in a task file to the class or function it names. Owns the lookup; calls nothing that it finds.
 
 package.module:Class            imported as usual
-/path/to/file.py:function       imported from the file, once per process
+/path/to/file.py:function       imported from the file, once per process; it may import its neighbours
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import xxhash
-
+from rollart_hpc.config.task_files import import_file
 from rollart_hpc.errors import UserError
 
 FORM = "write it as package.module:Name or path/to/file.py:Name"
@@ -49,21 +46,12 @@ def _module(reference: str, where: str) -> ModuleType:
 
 def _file_module(reference: str, where: str, base: Path | None) -> ModuleType:
     path = ((base or Path()) / where).resolve()
-    name = f"rollart_task_{path.stem}_{xxhash.xxh3_64_hexdigest(str(path).encode())}"
-    if name in sys.modules:
-        return sys.modules[name]
     if not path.is_file():
         raise UserError(f"{reference!r}: there is no file {path}", "correct the path")
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: dataclasses look their module up
     try:
-        spec.loader.exec_module(module)
+        return import_file(path)
     except (Exception, SystemExit) as error:
-        del sys.modules[name]
         raise _broken(reference, error) from error
-    return module
 
 
 def _broken(reference: str, error: BaseException) -> UserError:

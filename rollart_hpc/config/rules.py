@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from rollart_hpc.config.backends import find_backend_conflicts, find_backend_oddities
 from rollart_hpc.config.check import nearest
+from rollart_hpc.config.effects import find_idle, find_poor
 from rollart_hpc.config.modes import modes_where, preset_of
 from rollart_hpc.config.pools import engine_of, pools_for, pools_with
 from rollart_hpc.config.schema import RunConfig, TaskConfig
@@ -23,13 +25,13 @@ def find_conflicts(config: RunConfig) -> list[str]:
     found.extend(find_option_problems("job.sbatch", config.job.sbatch))
     found.extend([*_split(config), *find_backend_conflicts(config)])
     for name, task in config.tasks.items():
-        found.extend(f"tasks.{name}.{problem}" for problem in _task(task))
+        found.extend(f"tasks.{name}.{problem}" for problem in _task(config, task))
     return found
 
 
-def find_oddities(config: RunConfig, flow_was_set: Collection[str]) -> list[str]:
-    """What is legal but probably a mistake. `flow_was_set`: the keys below `flow` that the user wrote."""
-    found = [*_ignored(config, flow_was_set)]
+def find_oddities(config: RunConfig, said: Mapping[str, Any]) -> list[str]:
+    """What is legal but probably a mistake. `said`: the keys that the user wrote."""
+    found = [*_ignored(config, said.get("flow") or {}), *find_poor(config), *find_idle(config, said)]
     for name, task in config.tasks.items():
         if task.affinity != ANY and not _num_engines(config, pools_for(config, task.affinity)):
             found.append(f"tasks.{name}.affinity: pool {task.affinity} has no engines; another pool will serve it")
@@ -76,7 +78,9 @@ def _tasks(config: RunConfig) -> Iterator[str]:
             yield f"tasks.{name}.affinity: there is no pool {task.affinity!r}; {nearest(task.affinity, legal)}"
 
 
-def _task(task: TaskConfig) -> Iterator[str]:
+def _task(config: RunConfig, task: TaskConfig) -> Iterator[str]:
+    if task.group_filter == "same_reward" and config.flow.group_size == 1 and task.weight:
+        yield "group_filter: same_reward drops every group of one trajectory; set flow.group_size to 2 or more, or none"
     if task.max_response_tokens >= task.max_tokens:
         yield (
             f"max_response_tokens: {task.max_response_tokens} leaves no room for a prompt; "

@@ -108,9 +108,13 @@ class FlowConfig:
     )
     quarantine_after: int = key(
         8,
-        "consecutive failed resets, or dropped groups, after which a task is quarantined and the run goes on without "
-        "it; also the failures allowed per trajectory of a group before the group is dropped",
+        "failures in a row of a task at one worker after which the worker is set aside, or, if another worker or the "
+        "only one failed as often, the task is quarantined; also the number of dropped groups in a row that quarantine "
+        "a task, and the failures allowed per trajectory of a group before the group is dropped",
         low=1,
+    )
+    probe_s: float = key(
+        60.0, "seconds until a quarantined task is tried again; doubles each time, up to an hour", low=1
     )
     temperature: float = key(1.0, "sampling temperature in training; 1 = the model's own distribution", low=0.01)
 
@@ -166,6 +170,23 @@ class AlgorithmConfig:
 class CheckpointConfig:
     every: int = key(10, "steps between checkpoints; 0 = only at the end, on cancel and before a time limit", low=0)
     keep: int = key(2, "number of newest checkpoints to keep", low=1)
+    tries: int = key(
+        5,
+        "failed saves in a row (disk full, I/O error) after which the run fails; until then it trains on and tries "
+        "again after every step, or at its end after 2, 4, 8, ... seconds",
+        low=1,
+    )
+
+
+@dataclass
+class ObserveConfig:
+    trace_bytes: int = key(
+        2 << 20,
+        "maximum size of the trace of a process in one attempt; a full trace becomes coarser instead of longer; "
+        "0 = no traces",
+        low=0,
+    )
+    trace_attempts: int = key(8, "number of newest attempts whose traces are kept", low=1)
 
 
 @dataclass
@@ -179,6 +200,28 @@ class TimeoutConfig:
     )
     start_s: float = key(300.0, "seconds that all processes have to join, at every attempt; then the run fails", low=1)
     idle_s: float = key(600.0, "seconds without any progress after which the run fails", low=1)
+    turn_s: float = key(
+        60.0,
+        "seconds that an engine may owe turns without an answer or a token before it is set aside; more if engines of "
+        "its pool were slower lately (ten times their slowest, at most four times this), 1.5 times before its first "
+        "answer, and twice for the only engine",
+        low=0.2,
+    )
+    play_s: float = key(
+        30.0,
+        "seconds that an env worker may owe four or more plays without an answer before it is set aside; more if env "
+        "workers were slower lately; also what a single play has beyond the task's own timeouts",
+        low=0.2,
+    )
+    install_s: float = key(
+        600.0,
+        "seconds that an engine or relay may owe an install or a transfer of weights before it is set aside; once "
+        "installs were measured, ten times the slowest and at least a tenth of this",
+        low=0.2,
+    )
+    stuck_s: float = key(
+        30.0, "seconds that the main loop of an env worker may be blocked while it owes something", low=0.2
+    )
 
 
 @dataclass
@@ -262,6 +305,7 @@ class RunConfig:
     env: EnvConfig = part(EnvConfig, "env workers")
     reward: RewardConfig = part(RewardConfig, "reward workers")
     weights: WeightsConfig = part(WeightsConfig, "how new weights reach the engines")
+    observe: ObserveConfig = part(ObserveConfig, "how much is recorded")
     checkpoint: CheckpointConfig = part(CheckpointConfig, "when checkpoints are saved and how many are kept")
     timeouts: TimeoutConfig = part(TimeoutConfig, "when a process or the run counts as dead")
     restarts: RestartConfig = part(RestartConfig, "limits on restarts")

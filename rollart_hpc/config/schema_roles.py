@@ -46,6 +46,11 @@ class TrainerConfig:
     beta1: float = key(0.9, "AdamW's decay rate of the gradient average", low=0, high=1)
     beta2: float = key(0.95, "AdamW's decay rate of the squared-gradient average", low=0, high=1)
     grad_clip: float = key(1.0, "maximum gradient norm; longer gradients are scaled down to it; 0 = no clipping", low=0)
+    max_skipped_updates: int = key(
+        10,
+        "updates in a row that may be skipped because their gradients are not finite; one more, and the run fails",
+        low=0,
+    )
     microbatch_tokens: int = key(
         8192,
         "maximum tokens per packed micro-batch, which bounds activation memory; a longer sample gets one of its own",
@@ -169,6 +174,9 @@ class PoolConfig:
 class EnvConfig:
     workers: int = key(1, "env worker processes", low=1)
     slots: int = key(64, "trajectories that each worker plays at once", low=1)
+    variables: list[str] = key(
+        [], "names of environment variables that environments in processes of their own get besides the usual few"
+    )
     class_: str = key("", "hardware class of the site for all workers; empty = the one that serves cpu")
     cpus: int = key(1, "CPUs per worker on a cluster", low=1)
     memory_gb: float = key(1.0, "memory per worker on a cluster, in GB", low=0)

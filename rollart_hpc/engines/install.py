@@ -22,7 +22,7 @@ from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.direct import DirectTarget
 from rollart_hpc.weights.process_groups import CPU
 from rollart_hpc.weights.store import NodeStore
-from rollart_hpc.wire.messages import Install, InstallFailed, Message, TransferFailed, TransferJoin
+from rollart_hpc.wire.messages import Install, InstallFailed, Message, TransferFailed, TransferJoin, clip
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +46,8 @@ class Prepared:
     def failed(self, reason: str) -> Message:
         """The message for the controller, which then forms the collective again or repeats the install."""
         if isinstance(self.order, TransferJoin):
-            return TransferFailed(self.order.epoch, reason)
-        return InstallFailed(self.order.attempt, self.order.version, reason)
+            return TransferFailed(self.order.epoch, clip(reason))
+        return InstallFailed(self.order.attempt, self.order.version, clip(reason))
 
 
 class Preparer:

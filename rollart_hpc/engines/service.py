@@ -54,6 +54,7 @@ class Service:
         self._poll = select.poll()
         for fd in (link.fileno(), wakeup.fd):
             self._poll.register(fd, select.POLLIN)
+        link.count_work(lambda: engine.counters.num_prefill_tokens + engine.counters.num_decode_tokens)
 
     def run(self) -> None:
         """Runs until the controller sends Stop, or LinkClosed is raised."""
@@ -77,7 +78,9 @@ class Service:
 
     def _wait(self) -> None:
         start_s = time.monotonic()
+        self._link.rest()
         self._poll.poll()
+        self._link.turn()
         self._lane.span("wait", start_s)
         self._tracer.set_offset(self._link.clock_offset_s)
 

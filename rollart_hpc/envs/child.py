@@ -6,6 +6,7 @@ Threads of the worker also use `Player`, for `isolation: shared`.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import random
 import socket
@@ -74,6 +75,9 @@ def _checked(observation: Any, done: bool, outcome: Any) -> talk.Observed:
 def serve(channel: socket.socket) -> None:
     """Answer requests until the worker closes its end. If that happens during a request, it was cancelled."""
     _own_randomness()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # its process ends without a flush
     unpacker = talk.Unpacker()
     player: Player | None = None
     with contextlib.suppress(ConnectionError):

@@ -1,8 +1,8 @@
 """The process from which environment processes are forked: it imports the tasks' modules once.
 
 Owns the children: forks and kills them on request, reports how they ended, and ends all of them when the worker is
-gone. `processes` starts it as `python -m rollart_hpc.envs.forkserver FD PARENT_PID REFERENCE...` with a scrubbed
-environment, cwd `/` and one inherited descriptor, a SEQPACKET socket to the worker.
+gone. `processes` starts it as `python -m rollart_hpc.envs.forkserver FD PARENT_PID REFERENCE...` with few variables,
+cwd `/`, a pipe for its output and one inherited descriptor, a SEQPACKET socket to the worker.
 
 Only this process reaps its children, so it never signals a reused pid. Each child leads its own session: processes
 that an environment has started are killed with it.
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class Spawn(msgspec.Struct, tag=True):
-    """worker -> fork server, with the child's end of its channel attached."""
+    """worker -> fork server, with the child's end of its channel and the pipe for its output attached."""
 
     number: int
 
@@ -115,27 +115,28 @@ class ForkServer:
     def _obey(self) -> bool:
         """False: the worker is gone."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._control, 4096, 1)
+            data, descriptors, _, _ = socket.recv_fds(self._control, 4096, 2)
         except ConnectionError:
             return False
         if not data:
             return False
         order = read_order.decode(data)
         if isinstance(order, Spawn):
-            self._spawn(order.number, descriptors[0])
+            self._spawn(order.number, *descriptors)
         elif order.number in self._children:
             _kill_session(self._children[order.number])
         return True
 
-    def _spawn(self, number: int, channel: int) -> None:
+    def _spawn(self, number: int, channel: int, output: int) -> None:
         pid = os.fork()
         if pid == 0:
-            self._become_child(channel)
+            self._become_child(channel, output)
         os.close(channel)
+        os.close(output)
         self._children[number] = pid
         self._report(Spawned(number, pid))
 
-    def _become_child(self, channel: int) -> None:
+    def _become_child(self, channel: int, output: int) -> None:
         code = 1
         try:
             server = os.getppid()
@@ -150,7 +151,7 @@ class ForkServer:
             self._selector.close()
             for held in (self._control, self._wake_in, self._wake_out):
                 held.detach()  # closed by number below; the objects must not close a reused descriptor later
-            _keep_only(channel)
+            _keep_only(channel, output)
             gc.unfreeze()
             serve(socket.socket(fileno=CHILD_FD))
             code = 0
@@ -201,8 +202,10 @@ class ForkServer:
             self._selector.modify(self._control, selectors.EVENT_READ | waits)
 
 
-def _keep_only(channel: int) -> None:
-    """Close all but the standard streams and the channel, which moves to CHILD_FD."""
+def _keep_only(channel: int, output: int) -> None:
+    """Close all but the standard streams, which write to `output`, and the channel, which moves to CHILD_FD."""
+    for stream in (1, 2):
+        os.dup2(output, stream)
     if channel != CHILD_FD:
         os.dup2(channel, CHILD_FD)
     for name in os.listdir("/proc/self/fd"):
@@ -230,7 +233,7 @@ def preload(references: list[str]) -> None:
 
 def main() -> None:
     descriptor, parent, *references = sys.argv[1:]
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s environments: %(message)s")
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
     die_with_parent(signal.SIGTERM)
     server = ForkServer(socket.socket(fileno=int(descriptor)), int(parent))
     preload(references)

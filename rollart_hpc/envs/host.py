@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import selectors
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -62,9 +62,15 @@ def _setups(tasks: Mapping[str, TaskConfig], isolation: str) -> dict[str, talk.S
 
 
 class Host:
-    def __init__(self, selector: selectors.BaseSelector, tasks: Mapping[str, TaskConfig], slots: int) -> None:
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        tasks: Mapping[str, TaskConfig],
+        slots: int,
+        variables: Sequence[str] = (),
+    ) -> None:
         self._tasks = tasks
-        self.processes = Processes(selector, self, _setups(tasks, "process"), slots)
+        self.processes = Processes(selector, self, _setups(tasks, "process"), slots, variables)
         self._threads = Threads(selector, self, _setups(tasks, "shared"))
         self._leases: dict[Hashable, Lease] = {}
         self._by_handle: dict[int, Lease] = {}

@@ -1,7 +1,8 @@
 """Environments in their own processes (`isolation: process`), as the worker sees them.
 
-Owns the fork server and a channel per child. Event-driven: descriptors are registered in the worker's selector with
-a callback as data. Nothing a child sends is trusted: a message that does not parse ends the child.
+Owns the fork server, a channel per child and which variables they get. Event-driven: descriptors are registered in the
+worker's selector with a callback as data. Nothing a child sends is trusted: a message that does not parse ends the
+child.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import socket
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from rollart_hpc.envs import forkserver, talk
 from rollart_hpc.envs.handle import EnvHandle, Listener
+from rollart_hpc.envs.output import Output
 from rollart_hpc.errors import SiteError
 
 log = logging.getLogger(__name__)
@@ -26,6 +28,14 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 120.0
 CONTROL_TIMEOUT_S = 10.0
 READ_BYTES = 1 << 16
+SERVER_OUTPUT = "environments"  # what modules print while they are imported
+
+# Variables that environments get. Others may hold tokens of hubs and clouds, or describe the run.
+KEPT = {
+    "PATH", "HOME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL", "PYTHONHOME", "VIRTUAL_ENV",
+    "CONDA_PREFIX", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR",
+}  # fmt: skip
+KEPT_PREFIXES = ("LC_", "OMP_", "MKL_")
 
 
 class EnvProcess:
@@ -46,13 +56,20 @@ class EnvProcess:
 
 class Processes:
     def __init__(
-        self, selector: selectors.BaseSelector, listener: Listener, setups: Mapping[str, talk.Setup], limit: int
+        self,
+        selector: selectors.BaseSelector,
+        listener: Listener,
+        setups: Mapping[str, talk.Setup],
+        limit: int,
+        variables: Sequence[str] = (),
     ) -> None:
-        """At most `limit` children, idle ones included."""
+        """At most `limit` children, idle ones included. `variables`: names of those they get besides the usual."""
         self._selector = selector
         self._listener = listener
         self._setups = setups
         self._limit = limit
+        self._variables = variables
+        self._output: Output | None = None
         self._children: dict[int, EnvProcess] = {}
         self._idle: defaultdict[str, list[EnvProcess]] = defaultdict(list)
         self._next_number = 0
@@ -96,6 +113,9 @@ class Processes:
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()
+        if self._output is not None:
+            self._output.close()
+            self._output = None
 
     # --- children ------------------------------------------------------------------------------
 
@@ -108,7 +128,7 @@ class Processes:
         self._selector.register(ours, selectors.EVENT_READ, partial(self._ready, child))
         self.send(child, talk.pack(self._setups[task]))
         with theirs:
-            self._order(forkserver.Spawn(child.number), theirs.fileno())
+            self._order(forkserver.Spawn(child.number), theirs.fileno(), self._writer(task))
         return child
 
     def send(self, child: EnvProcess, data: bytes) -> None:
@@ -182,6 +202,11 @@ class Processes:
             raise SiteError(f"the environments' fork server is not ready after {START_TIMEOUT_S:g} s", fix) from None
         self._control.settimeout(CONTROL_TIMEOUT_S)
 
+    def _writer(self, name: str) -> int:
+        if self._output is None:
+            self._output = Output([SERVER_OUTPUT, *self._setups])
+        return self._output.writer(name)
+
     def _start_server(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         references = sorted({setup.environment for setup in self._setups.values()})
@@ -189,10 +214,11 @@ class Processes:
         with theirs:
             self._server = subprocess.Popen(
                 [*command, *references],
-                env=scrubbed_environment(),
+                env=few_variables(os.environ, self._variables),
                 cwd="/",
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # the output of environments goes to the worker's log
+                stdout=self._writer(SERVER_OUTPUT),
+                stderr=self._writer(SERVER_OUTPUT),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C must reach only the supervisor, not every environment
             )
@@ -261,12 +287,13 @@ class Processes:
         self._control = self._server = None
 
 
-def scrubbed_environment() -> dict[str, str]:
-    """Our environment without variables of the run. One thread per library, because a fork keeps no other threads."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("ROLLART_")}
+def few_variables(ours: Mapping[str, str], named: Sequence[str]) -> dict[str, str]:
+    """The variables of environments. One thread per library, because a fork keeps no other threads, and no GPU."""
+    kept = {name: value for name, value in ours.items() if name in KEPT or name.startswith(KEPT_PREFIXES)}
     search = [os.path.abspath(entry or os.getcwd()) for entry in sys.path]
-    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {**kept, **single, "PYTHONPATH": os.pathsep.join(search)}
+    fixed = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    fixed |= {"PYTHONPATH": os.pathsep.join(search), "CUDA_VISIBLE_DEVICES": ""}
+    return kept | fixed | {name: ours[name] for name in named if name in ours}
 
 
 def describe(code: int) -> str:

@@ -53,7 +53,10 @@ class Service:
     def run(self) -> None:
         self._selector.register(self._link, selectors.EVENT_READ, self._receive)
         while not self._stopped:
-            for key, _ in self._selector.select(self._host.wait_s()):
+            self._link.rest()
+            ready = self._selector.select(self._host.wait_s())
+            self._link.turn()
+            for key, _ in ready:
                 key.data()
             for happened in self._host.collect():
                 self._happened(happened)

@@ -15,7 +15,7 @@ from rollart_hpc.config.schema import TaskConfig
 from rollart_hpc.envs.host import Happened
 from rollart_hpc.envs.render import Conversation, Renderer
 from rollart_hpc.types import OBSERVED, Frame, TokenRecord
-from rollart_hpc.wire.messages import Ended, Play, TurnWanted
+from rollart_hpc.wire.messages import Ended, Play, TurnWanted, clip
 from rollart_hpc.wire.prefix import PrefixHash
 
 
@@ -96,7 +96,7 @@ class EnvTrajectory:
             trajectory=self.play.trajectory,
             issue=self.play.issue,
             status=last.status,
-            detail=last.detail,
+            detail=clip(last.detail),
             num_turns=self.num_turns,
             num_tokens=len(record),
             sample_lengths=lengths,

@@ -19,6 +19,7 @@ from rollart_hpc.flow.trajectories import Trajectories
 from rollart_hpc.vocabulary import DropReason, EventKind
 
 BURST = 16  # groups opened per event at most
+LONGEST_PAUSE_S = 3600.0  # of a quarantined task
 
 
 class Admission:
@@ -36,7 +37,8 @@ class Admission:
         self._completed = 0
         self._num_alive: Counter[str] = Counter()  # groups of each task
         self._incomplete: list[int] = []  # a heap of group ids, some of them complete or gone by now
-        self._reset_failures: Counter[str] = Counter()  # in a row
+        self._probes: dict[str, float] = {}  # quarantined tasks: when they are tried again
+        self._pauses: dict[str, float] = {}  # tasks that were quarantined and have trained nothing since: their pause
         self._dropped_groups: Counter[str] = Counter()  # in a row
 
     def admit(self, version: int, attempt: int) -> None:
@@ -136,6 +138,7 @@ class Admission:
             self.drop(group, DropReason.GROUP_STALE)
         else:
             self._dropped_groups[group.task] = 0
+            self._pauses.pop(group.task, None)
             self.batches.add(group)
 
     def drop(self, group: Group, reason: DropReason, *, is_counted: bool = True) -> None:
@@ -148,28 +151,42 @@ class Admission:
         if is_counted and (was_too_slow or reason.blames_task):
             self._dropped_groups[group.task] += 1
             error = f": {self.tally.tasks[group.task].last_error}" if reason is DropReason.GROUP_FAILED else ""
-            what = f"groups in a row were dropped, the last as {reason}{error}"
-            self._quarantine_if(group.task, self._dropped_groups, what)
+            count = self._dropped_groups[group.task]
+            if count >= self.rules.quarantine_after:
+                self.quarantine(group.task, f"{count} groups in a row were dropped, the last as {reason}{error}")
 
-    def _quarantine_if(self, task: str, failures: Counter[str], what: str) -> None:
+    def quarantine(self, task: str, reason: str) -> None:
+        """Go on without this task, and try it again after a pause. It doubles until a group is complete."""
         tally = self.tally.tasks[task]
-        if failures[task] < self.rules.quarantine_after or tally.quarantined or self.is_ending:
+        if tally.quarantined or self.is_ending:
             return
         tally.quarantined = True
-        tally.quarantine_reason = f"{failures[task]} {what}"
+        tally.quarantine_reason = reason
+        self._pauses[task] = min(2 * self._pauses.get(task, self.rules.probe_s / 2), LONGEST_PAUSE_S)
+        self._probes[task] = self.trajectories.now + self._pauses[task]
         self.trajectories.emit(ev.Warn(EventKind.TASK_QUARANTINED, task, tally.quarantine_reason))
         self.mix.remove(task, self.batches.step, self.batches.taken_by_task())
         self.batches.look_again()
         for group in [g for g in self.groups.values() if g.task == task and g.id not in self.batches.taken]:
             self.drop(group, DropReason.QUARANTINED)
 
-    def reset_failed(self, task: str) -> None:
-        self._reset_failures[task] += 1
-        what = f"resets in a row failed, the last with {self.tally.tasks[task].last_error}"
-        self._quarantine_if(task, self._reset_failures, what)
+    def tick(self, now: float) -> None:
+        if self._probes:
+            for task in [task for task, due_s in self._probes.items() if now >= due_s]:
+                self._put_back(task)
 
-    def reset_worked(self, task: str) -> None:
-        self._reset_failures[task] = 0
+    def expect(self, task: str) -> None:
+        """The checkpoint says that this task is quarantined: try it again at once."""
+        self._probes[task] = 0.0
+
+    def _put_back(self, task: str) -> None:
+        del self._probes[task]
+        tally = self.tally.tasks[task]
+        self.trajectories.emit(ev.Warn(EventKind.TASK_RETURNED, task, f"it was quarantined: {tally.quarantine_reason}"))
+        tally.quarantined, tally.quarantine_reason = False, ""
+        self._dropped_groups[task] = 0
+        self.mix.put_back(task, self.rules.tasks[task].weight)
+        self.is_due = True
 
     # --- age ---------------------------------------------------------------------------------
 

@@ -22,19 +22,24 @@ from typing import Any
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.admission import Admission
 from rollart_hpc.flow.batches import Batches
+from rollart_hpc.flow.bench import Bench, Return
 from rollart_hpc.flow.mix import TaskMix
 from rollart_hpc.flow.publish import Publisher
 from rollart_hpc.flow.routing import Router
 from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.snapshot import groups_of, snapshot_of
 from rollart_hpc.flow.state import Failure, Group, State, Tally, TaskTally, Trajectory, Worker
+from rollart_hpc.flow.streaks import Kind, Streaks
 from rollart_hpc.flow.trajectories import Hooks, Trajectories
 from rollart_hpc.flow.validate import Validator
+from rollart_hpc.flow.watch import Watch
 from rollart_hpc.types import WeightsId
 from rollart_hpc.vocabulary import DropReason, EventKind, RunState
 
 # Events that count as progress. A failing retry does not.
 MOVES = {ev.Generated, ev.Prefilled, ev.Ended, ev.Scored, ev.Committed, ev.Installed, ev.Saved}
+SAVE_AGAIN_S = 2.0  # until a failed save is tried again at the end of a run; doubled each time
+CREDITED = ("env", "engine", "reward")
 NEVER = 1 << 60  # a version that no engine has
 
 
@@ -47,6 +52,8 @@ class Core:
         self.draining = ""
         self.saving: int | None = None
         self.saved_version = -1
+        self.failed_saves = 0  # in a row
+        self._save_again_s = 0.0  # not before: the end of a run does not wait for the next step
         self._first_step = 0
         self._now = 0.0
         self._batch_size = rules.groups_per_step * rules.group_size
@@ -56,14 +63,28 @@ class Core:
         self.validator = Validator(rules)
         self._out: list[ev.Command] = []
         self.router = Router(rules, self.tally, self._emit, self._usable_version, self._oldest_version, self._on_idle)
-        hooks = Hooks(self._on_reset, self._on_turn, self._on_begun, self._on_scored, self._on_failed)
-        self.trajectories = Trajectories(rules, self.tally, self.workers, self.router, self._emit, hooks)
+        self.watch, self.bench, self.streaks = Watch(rules), Bench(), Streaks()
+        self._skipped_updates = 0  # in a row
+        hooks = Hooks(
+            self._on_turn,
+            self._on_begun,
+            self._on_scored,
+            self._on_failed,
+            self._blame,
+            self._on_proved,
+            self._set_aside,
+        )
+        self.trajectories = Trajectories(
+            rules, self.tally, self.workers, self.router, self._emit, hooks, self.streaks, self.watch.turns
+        )
         self.batches = Batches(rules, self.mix, self._emit, lambda: self.admission.oldest_incomplete())  # noqa: PLW0108 - made below
         self.admission = Admission(rules, self.tally, self.mix, self.trajectories, self.batches)
         self.groups = self.admission.groups
-        self.publisher = Publisher(rules, self.tally, self.workers, self._emit, self._may_install, self._changed)
+        self.publisher = Publisher(
+            rules, self.tally, self.workers, self._emit, self._may_install, self._changed, self.watch.installs
+        )
         self._handlers = {
-            ev.Joined: self._joined, ev.Lost: self._lost, ev.Tick: self._tick,
+            ev.Joined: self._joined, ev.Lost: self._lost, ev.Tick: self._tick, ev.Beat: self._beat,
             ev.GoOn: lambda _: None, ev.TurnWanted: self.trajectories.turn_wanted,
             ev.Generated: self.trajectories.generated, ev.Prefilled: self.trajectories.prefilled,
             ev.PrefixMissing: self.trajectories.prefix_missing, ev.Ended: self.trajectories.ended,
@@ -143,25 +164,37 @@ class Core:
     # --- membership --------------------------------------------------------------------------
 
     def _joined(self, event: ev.Joined) -> None:
-        if event.worker in self.workers:
-            self._lost(ev.Lost(event.worker, "replaced"))
+        self._lost(ev.Lost(event.worker, "replaced"))
         what = event.role, event.node, event.pool, event.capacity, event.num_ranks, event.kv_tokens, event.speed
         worker = Worker(event.worker, *what)
-        self.workers[event.worker] = worker
-        self.trajectories.joined(worker)
-        if event.role == "engine":
-            self.router.join(worker)
         if event.role == "trainer" and event.capacity > 0:
+            self.workers[event.worker] = worker
             self._trainer_joined(worker, event)
+        self._enter(worker, on_trial=self.bench.is_repeated(event.worker, self._now))
+
+    def _enter(self, worker: Worker, on_trial: bool) -> None:
+        if on_trial and worker.role in CREDITED:
+            worker.full_capacity, worker.capacity = worker.capacity, 1
+        self.workers[worker.name] = worker
+        self.watch.joined(worker)
+        self.trajectories.joined(worker)
+        if worker.role == "engine":
+            self.router.join(worker)
         self.publisher.joined(worker)
 
     def _lost(self, event: ev.Lost) -> None:
-        worker = self.workers.pop(event.worker, None)
-        if worker is None:
-            return
+        self.bench.forget(event.worker)
+        self.streaks.forget_worker(event.worker)
+        worker = self.workers.get(event.worker)
+        if worker is not None:
+            self._remove(worker)
+
+    def _remove(self, worker: Worker, reason: DropReason | None = None) -> None:
+        del self.workers[worker.name]
+        self.watch.left(worker)
         if worker.role == "engine":
             self.router.leave(worker)
-        self.trajectories.lost(worker)
+        self.trajectories.lost(worker, reason)
         if self.publisher.trainer is worker:
             self.publisher.trainer = None
             self.saving = None
@@ -200,10 +233,76 @@ class Core:
             elif trajectory.last_version > version:
                 self.trajectories.again(trajectory)
 
-    # --- trajectories ------------------------------------------------------------------------
+    # --- workers that do not do their work ---------------------------------------------------
 
-    def _on_reset(self, trajectory: Trajectory) -> None:
-        self.admission.reset_worked(trajectory.task)
+    def _look_after_workers(self, now: float) -> None:
+        for worker in self.watch.tick(now):
+            look = self.watch.look(worker)
+            if look.reason:
+                self._set_aside(worker, look.reason)
+            for trajectory in look.late:
+                self.trajectories.overdue(trajectory)
+        if self.bench.aside:
+            for entry in self.bench.to_replace(now):
+                self._emit(ev.Replace(entry.worker.name, entry.reason))
+            for back in self.bench.returns(now):
+                self._bring_back(back)
+
+    def _beat(self, event: ev.Beat) -> None:
+        worker = self.workers.get(event.worker)
+        if worker is None:
+            self.bench.heard(event.worker, event.age_s, self._now)
+        elif event.work:
+            worker.moved_s = self._now
+        elif self.watch.is_stuck(worker, event.age_s):
+            self._set_aside(worker, f"its main loop has been blocked for {event.age_s:.0f} s")
+
+    def _set_aside(self, worker: Worker, reason: str, task: str = "") -> None:
+        """Give its work to others and no more to it. Without a `task` that failed there, it owed answers."""
+        if self.workers.get(worker.name) is not worker:
+            return
+        self.trajectories.recall(worker)
+        self._remove(worker, DropReason.WORKER_ASIDE)
+        self.bench.put(worker, reason, self._now, hangs=not task, task=task)
+        self._emit(ev.Warn(EventKind.WORKER_ASIDE, worker.name, f"{worker.role} on node {worker.node}: {reason}"))
+
+    def _bring_back(self, back: Return) -> None:
+        old = back.aside.worker
+        capacity = old.full_capacity or old.capacity
+        what = old.role, old.node, old.pool, capacity, old.num_ranks, old.kv_tokens, old.speed
+        self._enter(Worker(old.name, *what), back.on_trial)
+        how = "on trial, with one piece of work" if back.on_trial else "with all its work"
+        self._emit(ev.Warn(EventKind.WORKER_BACK, old.name, f"{old.role} on node {old.node}: {how}"))
+
+    def _on_proved(self, worker: Worker) -> None:
+        """Its first good answer."""
+        if worker.full_capacity:
+            self.trajectories.full(worker)
+            self._changed(worker)
+
+    def _blame(self, trajectory: Trajectory, failure: Failure) -> None:
+        """A play or score failed there. The worker is at fault, unless the task fails at another one too."""
+        worker = self.workers.get(failure.worker)
+        if worker is None or self.admission.is_ending:
+            return
+        task, limit, kind = trajectory.task, self.rules.quarantine_after, Kind.STEP
+        if failure.reason is DropReason.REWARD_FAILED:
+            kind, limit = Kind.SCORE, limit * (1 + self.rules.reward_retries)
+        elif failure.reason.is_reset:
+            kind = Kind.RESET
+        count = self.streaks.failed(task, worker.name, kind, trajectory.turn if kind is Kind.STEP else 0)
+        if count < limit or self.tally.tasks[task].quarantined:
+            return
+        what = f"{count} {kind} in a row failed, the last with {failure}"
+        if self.watch.num[worker.role] > 1 and self.streaks.num_failing(task, kind, limit) < 2:
+            self._set_aside(worker, f"task {task}: {what}", task)
+            return
+        self.streaks.forget_task(task)
+        self.admission.quarantine(task, what)
+        for back in self.bench.release(task):
+            self._bring_back(back)
+
+    # --- trajectories ------------------------------------------------------------------------
 
     def _on_turn(self, trajectory: Trajectory) -> bool:
         group = trajectory.group
@@ -234,8 +333,8 @@ class Core:
         if not task.last_error:
             self._emit(ev.Warn(EventKind.TASK_FAILED, trajectory.task, str(failure)))
         task.last_error = str(failure)
-        if failure.reason.is_reset:
-            self.admission.reset_failed(trajectory.task)
+        if failure.reason.blames_worker and failure.reason is not DropReason.REWARD_FAILED:
+            self._blame(trajectory, failure)
         if trajectory.state is State.GONE:
             return
         group, limit = trajectory.group, self.rules.quarantine_after
@@ -305,6 +404,8 @@ class Core:
         if event.version - 1 > self._first_step:  # the first wait includes the start of the run
             self.tally.wait_s += event.wait_s
             self.tally.train_s += event.train_s
+        self.tally.updates_skipped += event.is_skipped
+        self._skipped_updates = self._skipped_updates + 1 if event.is_skipped else 0
         trained = self.batches.commit()
         self._emit(ev.RecordStep(event.version, self.attempt, tuple(trained)))
         for group in trained:
@@ -313,9 +414,24 @@ class Core:
         self.admission.is_due = True
         self.mix.forget_before(max(self.saved_version, 0))  # a restore goes back that far
         self._look_at_ages()
+        if event.is_skipped:
+            self._tell_of_skipped_update()
         every = self.rules.checkpoint_every
-        if self.draining or (every and self.version % every == 0):
+        if self.draining or self.failed_saves or (every and self.version % every == 0):
             self._save()
+
+    def _tell_of_skipped_update(self) -> None:
+        count, limit = self._skipped_updates, self.rules.max_skipped_updates
+        if count == 1:
+            what = "its gradients are not finite, so the weights stay as they are"
+            self._emit(ev.Warn(EventKind.UPDATE_SKIPPED, f"step {self.version}", what))
+        if count > limit:
+            self._stop(
+                RunState.FAILED,
+                f"{count} updates in a row were skipped because their gradients are not finite (limit "
+                f"{limit}, trainer.max_skipped_updates): look at rewards, log-probs and trainer.lr, then resume "
+                "the run",
+            )
 
     def _trained(self, group: Group) -> None:
         self.tally.tasks[group.task].groups += 1
@@ -325,7 +441,8 @@ class Core:
         self.admission.forget(group)
 
     def _published(self, event: ev.Published) -> None:
-        if event.weights.attempt == self.attempt:
+        newest = self.publisher.newest  # a late duplicate must not take engines back to an older version
+        if event.weights.attempt == self.attempt and (newest is None or event.weights >= newest):
             self.publisher.published(event.weights)
 
     # --- weights -----------------------------------------------------------------------------
@@ -335,9 +452,10 @@ class Core:
             self.publisher.held(self.workers[event.relay], event.weights)
 
     def _transfer_ready(self, event: ev.TransferReady) -> None:
-        self.publisher.ready(event.epoch, event.host, event.port)
+        self.publisher.ready(event.epoch, event.host, event.port, event.secret)
 
     def _transfer_failed(self, event: ev.TransferFailed) -> None:
+        self.publisher.paid(event.worker)
         if event.epoch:
             self.publisher.failed(event.epoch)
         elif event.worker in self.workers:
@@ -387,11 +505,16 @@ class Core:
             return
         self.saving = None
         if not event.error:
-            self.saved_version = event.version
-        elif event.version == self.version:
-            self._stop(
-                RunState.FAILED, f"the checkpoint of version {event.version} could not be written: {event.error}"
-            )
+            self.saved_version, self.failed_saves = event.version, 0
+            return
+        self.failed_saves += 1
+        what = f"the checkpoint of version {event.version} could not be written: {event.error}"
+        if self.failed_saves >= self.rules.save_tries:
+            self._stop(RunState.FAILED, f"{what} ({self.failed_saves} failed in a row, checkpoint.tries)")
+        else:
+            self._save_again_s = self._now + SAVE_AGAIN_S * 2 ** (self.failed_saves - 1)
+            left = self.rules.save_tries - self.failed_saves
+            self._emit(ev.Warn(EventKind.SAVE_FAILED, str(event.version), f"{event.error} ({left} tries left)"))
 
     def _drain_wanted(self, event: ev.DrainWanted) -> None:
         self.draining = event.reason
@@ -416,12 +539,14 @@ class Core:
         if self.draining:
             if self.saved_version == self.version:
                 self._stop(RunState.DRAINED, self.draining)
+            elif self.failed_saves and self._now >= self._save_again_s:
+                self._save()
             return
         if self.version < self.rules.steps or self.validator.running or self._final_validation_missing():
             return
         if self.saved_version == self.version:
             self._stop(RunState.FINISHED, f"all {self.rules.steps} steps are done")
-        else:
+        elif self._now >= self._save_again_s:
             self._save()
 
     def _final_validation_missing(self) -> bool:
@@ -436,6 +561,8 @@ class Core:
         self._now = event.now
         self.trajectories.tick(event.now)
         self.publisher.tick(event.now)
+        self.admission.tick(event.now)
+        self._look_after_workers(event.now)
         self._be_patient()
 
     def _be_patient(self) -> None:
@@ -457,6 +584,9 @@ class Core:
         self.tally.restore(saved["tally"])
         self.mix.restore(saved["mix"], [name for name, task in self.tally.tasks.items() if task.quarantined])
         self.validator.restore(saved["validations"])
+        for name, task in self.tally.tasks.items():
+            if task.quarantined:
+                self.admission.expect(name)
         self._first_step = self.version
         for group in groups_of(saved["groups"]):
             if group.task in self.mix.tasks and len(group.members) == self.rules.group_size:

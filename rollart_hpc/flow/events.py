@@ -38,6 +38,14 @@ class Lost(Fact):
     reason: str = ""
 
 
+class Beat(Fact):
+    """A sign of life that says more than a heartbeat: the main loop is late, tokens were computed, an answer came."""
+
+    worker: str
+    age_s: float = 0.0  # since the main loop last came around; 0 if it waits for work
+    work: int = 0  # what it did since its last heartbeat
+
+
 class TurnWanted(Fact):
     trajectory: str
     issue: int
@@ -52,6 +60,8 @@ class Generated(Fact):
     last_version: int
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
+    failure: DropReason = DropReason.NO_ROOM  # why nothing was sampled
+    detail: str = ""  # of the failure
 
 
 class Prefilled(Fact):
@@ -96,6 +106,7 @@ class Committed(Fact):
     version: int
     wait_s: float = 0.0
     train_s: float = 0.0
+    is_skipped: bool = False  # gradients were not finite, so the weights did not change
 
 
 class Saved(Fact):
@@ -116,6 +127,7 @@ class TransferReady(Fact):
     epoch: int
     host: str = ""
     port: int = 0
+    secret: str = ""
 
 
 class TransferFailed(Fact):
@@ -165,9 +177,9 @@ class GoOn(Fact):
 
 
 Event = (
-    Joined | Lost | TurnWanted | Generated | Prefilled | PrefixMissing | Ended | Scored | ScoreFailed | BatchWanted
-    | Committed | Saved | Published | Held | TransferReady | TransferFailed | TransferSent | Installed | InstallFailed
-    | DrainWanted | SaveWanted | EndNear | Tick | GoOn
+    Joined | Lost | Beat | TurnWanted | Generated | Prefilled | PrefixMissing | Ended | Scored | ScoreFailed
+    | BatchWanted | Committed | Saved | Published | Held | TransferReady | TransferFailed | TransferSent | Installed
+    | InstallFailed | DrainWanted | SaveWanted | EndNear | Tick | GoOn
 )  # fmt: skip
 
 # --- commands --------------------------------------------------------------------------------
@@ -273,6 +285,7 @@ class JoinTransfer(Fact):
     size: int
     host: str
     port: int
+    secret: str
 
 
 class Install(Fact):
@@ -297,11 +310,18 @@ class ValidationDone(Fact):
     version: int
 
 
+class Replace(Fact):
+    """This worker owes answers and shows no sign of progress. Have its process ended and started again."""
+
+    worker: str
+    reason: str
+
+
 class Warn(Fact):
     """Tell the user."""
 
     what: EventKind
-    task: str
+    task: str  # or the worker
     detail: str
 
 
@@ -312,6 +332,6 @@ class StopRun(Fact):
 
 Command = (
     Play | CancelPlay | AskAgain | Generate | AbortRequest | Forget | Deliver | Score | Release | SendChunk | Adopt
-    | PublishAgain | OfferTransfer | JoinTransfer | Install | RecordStep | SaveCheckpoint | ValidationDone | Warn
-    | StopRun
+    | PublishAgain | OfferTransfer | JoinTransfer | Install | RecordStep | SaveCheckpoint | ValidationDone | Replace
+    | Warn | StopRun
 )  # fmt: skip

@@ -41,6 +41,11 @@ class TaskMix:
         rest = self._deal(self.slots - sum(taken.values())) if self.tasks else {}
         self._quotas[step] = {name: taken.get(name, 0) + rest.get(name, 0) for name in self.weights}
 
+    def put_back(self, task: str, weight: float) -> None:
+        """End a quarantine. The task gets its share of the batches that are not dealt yet."""
+        self.weights[task] = weight
+        self._find_tasks()
+
     def _deal(self, slots: int) -> dict[str, int]:
         total = sum(self.weights.values())
         dealt = dict.fromkeys(self.weights, 0)

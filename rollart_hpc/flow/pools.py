@@ -152,8 +152,10 @@ def _first_that_fits(
 
 
 def _share(engine: Worker, version: int) -> Share:
-    """An engine with a full KV cache does not count: the others must not wait for it to catch up."""
+    """An engine with a full KV cache, or on trial, does not count: the others must not wait for it to catch up."""
     num = len(engine.trajectories)
+    if engine.full_capacity:
+        return Share(version, 0, 0, 0.0, 0)
     if engine.kv_tokens and num and engine.held_tokens * (num + 1) > engine.kv_tokens * num:
         return Share(version, 0, 0, 0.0, 0)
     return Share(version, 1, num, engine.weight, engine.capacity)

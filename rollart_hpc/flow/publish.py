@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rollart_hpc.flow import events as ev
+from rollart_hpc.flow.pace import Pace
 from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.state import Tally, Worker
 from rollart_hpc.types import WeightsId
@@ -56,6 +57,7 @@ class Publisher:
         emit: Callable[[ev.Command], None],
         may_install: Callable[[Worker], bool],
         changed: Callable[[Worker], None],
+        pace: Pace,
     ) -> None:
         self.rules = rules
         self.tally = tally
@@ -78,6 +80,7 @@ class Publisher:
         self._emit = emit
         self._may_install = may_install
         self._changed = changed
+        self._pace = pace
 
     # --- events ------------------------------------------------------------------------------
 
@@ -100,6 +103,7 @@ class Publisher:
         for worker in self.workers.values():
             worker.held = None
             worker.installing = None
+            worker.asked_s = None
 
     def joined(self, worker: Worker) -> None:
         if worker.role not in ("relay", "engine"):
@@ -125,6 +129,7 @@ class Publisher:
 
     def held(self, relay: Worker, weights: WeightsId) -> None:
         self._spoiled.discard(relay.name)
+        self.paid(relay.name, is_good=True)
         relay.held = max(relay.held or weights, weights)
         self._answered(relay.name, weights)
         if relay.held == self.newest:
@@ -132,17 +137,19 @@ class Publisher:
             self._holders[relay.name] = relay
         self._advance(list(self._nodes[relay.node].engines.values()))
 
-    def ready(self, epoch: int, host: str, port: int) -> None:
+    def ready(self, epoch: int, host: str, port: int, secret: str) -> None:
         transfer = self.transfer
         if transfer is None or transfer.epoch != epoch:
             return
+        self.paid(transfer.source)
         rank, size = 1, self._size(transfer.targets)
         for name in transfer.targets:
             target = self.workers[name]
             if self.rules.direct:
                 self._begin_install(target, transfer.weights)
-            self._emit(ev.JoinTransfer(name, epoch, transfer.weights, rank, size, host, port))
+            self._emit(ev.JoinTransfer(name, epoch, transfer.weights, rank, size, host, port, secret))
             rank += target.num_ranks
+            self._owes(target)
 
     def spoiled(self, relay: Worker) -> None:
         """The relay's copy is bad or missing. Another relay sends one, or the trainer publishes again."""
@@ -164,6 +171,7 @@ class Publisher:
 
     def installed(self, engine: Worker, weights: WeightsId) -> None:
         engine.installed = weights
+        self.paid(engine.name, is_good=True)
         if engine.installing == weights:
             engine.installing = None
         self.tally.installs += 1
@@ -177,6 +185,7 @@ class Publisher:
 
     def install_failed(self, engine: Worker, weights: WeightsId) -> None:
         """The next tick tries again."""
+        self.paid(engine.name)
         if engine.installing == weights:
             self._end_install(engine)
         self._to_retry[engine.name] = engine
@@ -184,6 +193,22 @@ class Publisher:
         for relay in self._nodes[engine.node].relays.values():
             if relay.held == weights:
                 self._emit(ev.Adopt(relay.name, weights))  # makes the relay verify its copy
+                self._owes(relay)
+
+    def paid(self, name: str, *, is_good: bool = False) -> None:
+        """This engine or relay answered, so it is not stuck. Good answers say how long the work takes."""
+        worker = self.workers.get(name)
+        if worker is None or worker.asked_s is None:
+            return
+        if is_good:
+            self._pace.top = max(self._pace.top, self._now - worker.asked_s)
+        worker.asked_s = None
+        worker.moved_s = self._now
+
+    def _owes(self, worker: Worker) -> None:
+        """Since the first request that it has not answered: a collective that it broke is formed again with it."""
+        if worker.asked_s is None:
+            worker.asked_s = self._now
 
     def is_idle(self, engine: Worker) -> None:
         """The engine holds no trajectories, so it can install if it was waiting for that."""
@@ -226,6 +251,7 @@ class Publisher:
         for relay in relays:
             if relay.node == self.trainer.node and relay.held != self.newest:
                 self._emit(ev.Adopt(relay.name, self.newest))
+                self._owes(relay)
 
     def _offer_to_relays(self, newest: WeightsId) -> None:
         if self.transfer is not None or not self._holders or not self._lacking_relays:
@@ -249,6 +275,7 @@ class Publisher:
         if any(name in self._holders for name in self._nodes[engine.node].relays) and self._may_install(engine):
             self._begin_install(engine, newest)
             self._emit(ev.Install(engine.name, newest))
+            self._owes(engine)
 
     def _begin_install(self, engine: Worker, weights: WeightsId) -> None:
         engine.installing = weights
@@ -263,6 +290,7 @@ class Publisher:
         self.transfer = Transfer(self._epoch, weights, source, targets, set(targets))
         self.tally.transfers += 1
         self._emit(ev.OfferTransfer(source, self._epoch, weights, self._size(targets)))
+        self._owes(self.workers[source])
 
     def _size(self, targets: list[str]) -> int:
         """Number of ranks in a transfer: the source plus the ranks of every target."""

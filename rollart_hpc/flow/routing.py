@@ -238,7 +238,13 @@ class Router:
         # KV is reserved until the trajectory ends, except where that could deadlock. In lockstep no trajectory ends
         # before all had their turn. A split trajectory that waits for one side may hold KV of the other.
         holds_kv = not self.rules.lockstep and stage is not Stage.PREFILL
-        engine = choice.emptiest(lambda e: fits_now(e, trajectory) and (not holds_kv or fits(e, trajectory)))
+
+        def has_room(e: Worker) -> bool:
+            return fits_now(e, trajectory) and (not holds_kv or fits(e, trajectory))
+
+        shuns = trajectory.shuns
+        engine = choice.emptiest(lambda e: e.name != shuns and has_room(e)) if shuns else None
+        engine = engine or choice.emptiest(has_room)
         if engine is None or not choice.is_level(engine):
             return None
         if self.is_patient and not choice.has_share_left(engine, self._num_waiting_for(pools, wanted)):

@@ -17,6 +17,7 @@ class TaskRules:
     pools: tuple[str, ...] = ()  # pools that serve it while one of them has an engine; () = every pool
     group_filter: str = "none"
     split: bool = False  # prefill on some pools, decode on others
+    step_s: float = 60.0  # an env worker ends a reset or a turn after this time at the latest
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,16 @@ class FlowRules:
     validation_every: int = 0
     validation_temperature: float = 0.0
     checkpoint_every: int = 0
+    save_tries: int = 5
     quarantine_after: int = 8
+    probe_s: float = 60.0  # until a quarantined task is tried again, at first
     reward_retries: int = 3
     reward_timeout_s: float = 30.0
+    turn_s: float = 60.0  # see `flow.watch` for these four
+    play_s: float = 30.0
+    install_s: float = 600.0
+    stuck_s: float = 30.0
+    max_skipped_updates: int = 10  # in a row; then the run fails
 
     def env_seed(self, purpose: str, task: str, index: int) -> int:
         """Even seeds are for training and odd ones for validation, so no play is ever both."""
@@ -68,7 +76,13 @@ def rules_of(config: RunConfig) -> FlowRules:
     flow = replace(config.flow, **preset.forced)
     return FlowRules(
         tasks={
-            name: TaskRules(task.weight, pools_for(config, task.affinity), task.group_filter, task.split)
+            name: TaskRules(
+                task.weight,
+                pools_for(config, task.affinity),
+                task.group_filter,
+                task.split,
+                max(task.reset_timeout_s, task.turn_timeout_s),
+            )
             for name, task in config.tasks.items()
         },
         steps=config.steps,
@@ -91,9 +105,16 @@ def rules_of(config: RunConfig) -> FlowRules:
         validation_every=config.validation.every,
         validation_temperature=config.validation.temperature,
         checkpoint_every=config.checkpoint.every,
+        save_tries=config.checkpoint.tries,
         quarantine_after=flow.quarantine_after,
+        probe_s=flow.probe_s,
         reward_retries=config.reward.retries,
         reward_timeout_s=config.reward.timeout_s,
+        turn_s=config.timeouts.turn_s,
+        play_s=config.timeouts.play_s,
+        install_s=config.timeouts.install_s,
+        stuck_s=config.timeouts.stuck_s,
+        max_skipped_updates=config.trainer.max_skipped_updates,
     )
 
 

@@ -11,6 +11,7 @@ from enum import IntEnum, auto
 from typing import Any
 
 from rollart_hpc.errors import DETAIL_CHARS
+from rollart_hpc.flow.pace import Pace
 from rollart_hpc.types import Purpose, Role, WeightsId
 from rollart_hpc.vocabulary import DropReason
 
@@ -53,6 +54,7 @@ class Trajectory:
     group: Group | None = None
     issue: int = 0
     state: State = State.QUEUED
+    since_s: float = 0.0  # when it entered this state
     env: str = ""
     engine: str = ""  # holds its KV (decode side of split turns)
     prefiller: str = ""  # holds its KV on the prefill side of split turns
@@ -71,6 +73,8 @@ class Trajectory:
     reward_worker: str = ""
     failures: int = 0
     score_failures: int = 0
+    overdue: int = 0  # turns of it that missed their deadline, each of which doubles the next
+    shuns: str = ""  # engine that missed the last one
 
     @property
     def is_training(self) -> bool:
@@ -113,6 +117,12 @@ class Worker:
     installed: WeightsId | None = None  # engines: acknowledged
     installing: WeightsId | None = None
     held: WeightsId | None = None  # relays: newest held
+    moved_s: float = 0.0  # its last answer or other progress
+    asked_s: float | None = None  # engines, relays: since when they owe an install or a transfer; None = they do not
+    has_answered: bool = False  # since it joined
+    full_capacity: int = 0  # on trial: its capacity once it has proved itself; 0 = not on trial
+    failures: int = 0  # env and reward workers: plays or scores in a row that failed, of any task
+    pace: Pace = field(default_factory=Pace)  # shared by the workers of a role and pool
 
     @property
     def room(self) -> int:
@@ -121,7 +131,7 @@ class Worker:
     @property
     def weight(self) -> float:
         """Its fair share of a pool's trajectories, relative to other engines."""
-        return self.capacity * self.speed
+        return (self.full_capacity or self.capacity) * self.speed
 
 
 @dataclass(slots=True)
@@ -163,6 +173,7 @@ class Tally:
     install_bytes: int = 0
     wait_s: float = 0.0
     train_s: float = 0.0
+    updates_skipped: int = 0  # gradients were not finite
     progress: int = 0  # grows with every event that moves the run
 
     def snapshot(self) -> dict[str, Any]:

@@ -13,10 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rollart_hpc.flow import events as ev
+from rollart_hpc.flow.pace import Pace
 from rollart_hpc.flow.ranking import Ranking
 from rollart_hpc.flow.routing import Router, Stage
 from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.state import PLAYING, Failure, State, Tally, Trajectory, Worker
+from rollart_hpc.flow.streaks import Kind, Streaks
 from rollart_hpc.vocabulary import DropReason
 
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.1, 10.0
@@ -27,11 +29,13 @@ BURST = 64  # maximum trajectories handed out per event, so that a large batch d
 class Hooks:
     """Callbacks of the core."""
 
-    on_reset: Callable[[Trajectory], None]
     on_turn: Callable[[Trajectory], bool]  # False: it is gone (stale)
     on_begun: Callable[[Trajectory], None]  # its first tokens were requested or sampled
     on_scored: Callable[[Trajectory], None]
     on_failed: Callable[[Trajectory, Failure], None]
+    on_score_failed: Callable[[Trajectory, Failure], None]  # it may be scored again
+    on_proved: Callable[[Worker], None]  # its first answer since it joined
+    on_overdue: Callable[[Worker, str], None]  # it missed a deadline
 
 
 class Trajectories:
@@ -43,8 +47,11 @@ class Trajectories:
         router: Router,
         emit: Callable[[ev.Command], None],
         hooks: Hooks,
+        streaks: Streaks,
+        turns: Pace,
     ) -> None:
         self.rules, self.tally, self.workers, self.router = rules, tally, workers, router
+        self._streaks, self._turns = streaks, turns
         self.emit, self.hooks = emit, hooks
         self.now = 0.0
         self.all: dict[str, Trajectory] = {}
@@ -97,7 +104,7 @@ class Trajectories:
         trajectory.turn = 0
         trajectory.first_version = trajectory.last_version = -1
         trajectory.turn_tokens = trajectory.footprint = 0
-        trajectory.score_failures = 0
+        trajectory.score_failures = trajectory.overdue = 0
         self._set(trajectory, State.QUEUED)
         self._has_yet_to_begin(trajectory)
         if delay_s > 0:
@@ -119,6 +126,7 @@ class Trajectories:
         counts[trajectory.state] -= 1
         counts[state] += 1
         trajectory.state = state
+        trajectory.since_s = self.now
 
     # --- what there is -----------------------------------------------------------------------
 
@@ -154,8 +162,9 @@ class Trajectories:
         if trajectory is None or trajectory.state is not State.STEPPING:
             self._superseded()
             return
-        if event.turn == 0:
-            self.hooks.on_reset(trajectory)
+        self._moved(self.workers.get(trajectory.env), trajectory)
+        if self._streaks.counts:
+            self._streaks.worked(trajectory.task, trajectory.env, Kind.STEP if event.turn else Kind.RESET, event.turn)
         trajectory.turn = event.turn
         trajectory.kv = ""
         trajectory.turn_tokens = event.num_tokens + event.max_new_tokens
@@ -168,15 +177,16 @@ class Trajectories:
             self.router.enqueue(trajectory)
 
     def generated(self, event: ev.Generated) -> None:
-        trajectory = self._take_request(event.request)
+        trajectory = self._answered(event.request)
         if trajectory is None:
             return
         if event.first_version < 0:
-            failure = Failure(DropReason.NO_ROOM, worker=trajectory.engine or trajectory.prefiller)
+            failure = Failure(event.failure, event.detail, trajectory.engine or trajectory.prefiller)
             self._leave_engine(trajectory)
-            self._leave_env(trajectory, DropReason.NO_ROOM)
+            self._leave_env(trajectory, event.failure)
             self.hooks.on_failed(trajectory, failure)
             return
+        trajectory.shuns = ""
         if trajectory.first_version < 0:
             trajectory.first_version = event.first_version
             self.hooks.on_begun(trajectory)
@@ -194,7 +204,7 @@ class Trajectories:
 
     def prefilled(self, event: ev.Prefilled) -> None:
         """The first half of a split turn is done. Wait for an engine that decodes."""
-        trajectory = self._take_request(event.request)
+        trajectory = self._answered(event.request)
         if trajectory is None:
             return
         self.tally.tasks[trajectory.task].prefill_tokens += event.num_prefill_tokens
@@ -203,7 +213,7 @@ class Trajectories:
         self.router.enqueue(trajectory)
 
     def prefix_missing(self, event: ev.PrefixMissing) -> None:
-        trajectory = self._take_request(event.request)
+        trajectory = self._answered(event.request)
         if trajectory is not None:
             self._ask_again(trajectory)
 
@@ -214,6 +224,13 @@ class Trajectories:
             return
         trajectory.turn = event.num_turns
         env = trajectory.env
+        if event.failure is None:
+            self._moved(self.workers.get(env), trajectory)
+            if self._streaks.counts:
+                self._streaks.ended_well(trajectory.task, env)
+        elif (worker := self.workers.get(env)) is not None:
+            worker.moved_s = self.now
+            worker.failures += 1
         self._leave_engine(trajectory)
         self._free_env(trajectory)
         if event.failure is not None:
@@ -228,6 +245,9 @@ class Trajectories:
         if trajectory is None or trajectory.state not in (State.SCORING, State.ENDED):
             self._superseded()
             return
+        self._moved(self.workers.get(trajectory.reward_worker), trajectory)
+        if self._streaks.counts:
+            self._streaks.worked(trajectory.task, trajectory.reward_worker, Kind.SCORE)
         self._leave_reward(trajectory)
         self._set(trajectory, State.SCORED)
         trajectory.reward, trajectory.success = event.reward, event.success
@@ -238,9 +258,12 @@ class Trajectories:
         if trajectory is None or trajectory.state is not State.SCORING:
             self._superseded()
             return
+        if (worker := self.workers.get(trajectory.reward_worker)) is not None:
+            worker.moved_s = self.now
+            worker.failures += 1
         self._score_again(trajectory, event.detail)
 
-    def lost(self, worker: Worker) -> None:
+    def lost(self, worker: Worker, reason: DropReason | None = None) -> None:
         """Issue again what it was playing, ask again for what it was generating, score again what it was scoring."""
         self._envs.drop(worker.name)
         self._rewards.drop(worker.name)
@@ -248,14 +271,42 @@ class Trajectories:
         for trajectory in mine:
             if worker.role == "env":
                 trajectory.env = ""
-                self.tally.dropped[DropReason.ENV_WORKER_LOST] += 1
+                self.tally.dropped[reason or DropReason.ENV_WORKER_LOST] += 1
                 self.again(trajectory)
             elif worker.role == "engine":
-                self._lost_engine(trajectory, worker.name)
+                self._lost_engine(trajectory, worker.name, reason or DropReason.ENGINE_LOST)
             else:
+                if reason is not None:
+                    self.tally.dropped[reason] += 1
                 trajectory.reward_worker = ""
                 self._set(trajectory, State.ENDED)
                 self._to_score.appendleft(trajectory)
+
+    def recall(self, worker: Worker) -> None:
+        """The worker is alive but is set aside. Tell it to stop what others will do."""
+        for trajectory in worker.trajectories.values():
+            if worker.role == "env":
+                self.emit(ev.CancelPlay(worker.name, trajectory.id, trajectory.issue, DropReason.WORKER_ASIDE))
+            elif worker.role == "engine":
+                if trajectory.server == worker.name:
+                    self.emit(ev.AbortRequest(worker.name, trajectory.request))
+                self.emit(ev.Forget(worker.name, trajectory.id))
+
+    def overdue(self, trajectory: Trajectory) -> None:
+        """A worker that answers others seems to have lost this turn or play. Ask another one."""
+        if trajectory.state is State.GENERATING:
+            self.tally.dropped[DropReason.TURN_TIMEOUT] += 1
+            trajectory.overdue += 1
+            trajectory.shuns = trajectory.server
+            self._leave_engine(trajectory)
+            self._has_yet_to_begin(trajectory)
+            self._ask_again(trajectory)
+        elif trajectory.state is State.STEPPING:
+            waited = f"no answer in {self.now - trajectory.since_s:.0f} s"
+            failure = Failure(DropReason.PLAY_TIMEOUT, waited, trajectory.env)
+            self._leave_engine(trajectory)
+            self._leave_env(trajectory, DropReason.PLAY_TIMEOUT)
+            self.hooks.on_failed(trajectory, failure)
 
     def recall_requests(self) -> None:
         """The trainer was rolled back. Abort all requests: they run on versions that no longer exist."""
@@ -368,6 +419,28 @@ class Trajectories:
 
     # --- credits of environments and rewards -------------------------------------------------
 
+    def _moved(self, worker: Worker | None, trajectory: Trajectory) -> None:
+        """The worker gave a good answer about this trajectory. Note how long it was silent before."""
+        if worker is None:
+            return
+        now = self.now
+        if worker.moved_s != now:
+            silent_s = now - max(worker.moved_s, trajectory.since_s)
+            worker.moved_s = now
+            worker.pace.top = max(worker.pace.top, silent_s)
+        if worker.failures:
+            worker.failures = 0
+            self._rank(worker)
+        if not worker.has_answered:
+            worker.has_answered = True
+            worker.pace.top = max(worker.pace.top, 0.0)
+            self.hooks.on_proved(worker)
+
+    def full(self, worker: Worker) -> None:
+        """Its trial is over: it gets all its credits."""
+        worker.capacity, worker.full_capacity = worker.full_capacity, 0
+        self._rank(worker)
+
     def _spend(self, worker: Worker, trajectory: Trajectory) -> None:
         worker.load += 1
         worker.trajectories[trajectory.id] = trajectory
@@ -385,7 +458,9 @@ class Trajectories:
         if ranking is None:
             return
         if worker.room > 0:
-            ranking.put(worker.name, (worker.load / worker.capacity,))
+            # A worker that fails is soon free again: without the penalty it would get everything.
+            penalty = min(worker.failures / self.rules.quarantine_after, 1.0)
+            ranking.put(worker.name, (worker.load / worker.capacity + penalty,))
         else:
             ranking.drop(worker.name)
 
@@ -397,11 +472,17 @@ class Trajectories:
             if trajectory.state is State.SCORING and trajectory.issue == issue:
                 self.tally.dropped[DropReason.SCORE_TIMEOUT] += 1
                 trajectory.issue += 1  # a late answer is superseded
-                self._score_again(trajectory, f"no answer in {self.rules.reward_timeout_s:g} s")
+                worker = self.workers[trajectory.reward_worker]
+                waited = f"no answer in {self.now - trajectory.since_s:.0f} s"
+                self._score_again(trajectory, waited)
+                self.hooks.on_overdue(worker, f"a score of task {trajectory.task}: {waited}")
 
     def _score_again(self, trajectory: Trajectory, detail: str) -> None:
         failure = Failure(DropReason.REWARD_FAILED, detail, trajectory.reward_worker)
         self._leave_reward(trajectory)
+        self.hooks.on_score_failed(trajectory, failure)
+        if trajectory.state is State.GONE:
+            return  # its task was quarantined
         trajectory.score_failures += 1
         if trajectory.score_failures > self.rules.reward_retries:
             self.hooks.on_failed(trajectory, failure)
@@ -409,7 +490,7 @@ class Trajectories:
         self._set(trajectory, State.ENDED)
         self._to_score.append(trajectory)
 
-    def _lost_engine(self, trajectory: Trajectory, name: str) -> None:
+    def _lost_engine(self, trajectory: Trajectory, name: str, reason: DropReason) -> None:
         if trajectory.prefiller == name:
             trajectory.prefiller = ""
         if trajectory.engine == name:
@@ -418,8 +499,17 @@ class Trajectories:
             self.requests.pop(trajectory.request, None)
             trajectory.request, trajectory.server = -1, ""
             self._has_yet_to_begin(trajectory)
-            self.tally.dropped[DropReason.ENGINE_LOST] += 1
+            self.tally.dropped[reason] += 1
             self._ask_again(trajectory)
+
+    def _answered(self, request: int) -> Trajectory | None:
+        """An engine answered this request. Its trajectory, unless the answer came too late."""
+        trajectory = self.requests.get(request)
+        if trajectory is not None:
+            self._moved(self.workers.get(trajectory.server), trajectory)
+            turn_s = self.now - trajectory.since_s
+            self._turns.top = max(self._turns.top, turn_s)
+        return self._take_request(request)
 
     def _take_request(self, request: int) -> Trajectory | None:
         trajectory = self.requests.pop(request, None)

@@ -12,6 +12,7 @@ from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.launch.plan import Proc
 from rollart_hpc.launch.process import Order
 from rollart_hpc.processes.lifetime import PARENT_VARIABLE
+from rollart_hpc.processes.memory import huge_pages
 from rollart_hpc.rundir import RunDir
 
 _PACKAGE_PARENT = str(Path(rollart_hpc.__file__).resolve().parent.parent)
@@ -50,7 +51,7 @@ def variables(threads: int = 1) -> dict[str, str]:
 def role_variables(proc: Proc, config: RunConfig) -> dict[str, str]:
     """What a process needs in its environment besides that of the place it runs in."""
     threads = {"trainer": config.trainer.threads, "engine": engine_of(config, proc.pool).threads}
-    return variables(threads.get(proc.role, 1))
+    return variables(threads.get(proc.role, 1)) | (huge_pages() if proc.role == "controller" else {})
 
 
 def environment(added: dict[str, str] | None = None) -> dict[str, str]:

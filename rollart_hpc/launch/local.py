@@ -25,6 +25,7 @@ from rollart_hpc.launch.preloaded import Preloaded, preloaded_kinds, preloaded_r
 from rollart_hpc.launch.screen import Screen
 from rollart_hpc.launch.status import RunStatus, View, compose
 from rollart_hpc.launch.supervisor import DRAIN_S, Outcome, Supervisor
+from rollart_hpc.processes.lifetime import raise_file_limit
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import ExitCode, RunState
 
@@ -119,6 +120,7 @@ def _no_cluster(new: NewRun) -> UserError:
 
 
 def _carry_out(run: RunDir, config: RunConfig, screen: Screen) -> Outcome:
+    raise_file_limit()  # a supervisor has a descriptor for each process
     write_ownership(run, run.last_attempt(), ())  # from now on this process owns the run
     roles = preloaded_roles(config)
     preloaded = Preloaded(run.preloaded_log, preloaded_kinds(config)) if roles else None

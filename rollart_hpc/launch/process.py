@@ -6,6 +6,7 @@ file. Does not decide whether or where a process runs (`launch.place`). Children
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import select
@@ -18,10 +19,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from rollart_hpc.descriptors import with_relief
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import FILE_MODE, disk_errors
 from rollart_hpc.launch.plan import Proc
 from rollart_hpc.processes.lifetime import seat_incarnation
+
+_START_FIXES = {
+    errno.ENOMEM: "the machine has no memory left: end other programs, or use fewer processes",
+    errno.EAGAIN: "the limit of processes is reached: raise `ulimit -u`, or use fewer processes",
+    errno.EMFILE: "raise the limit of open files (`ulimit -Hn`, or limits.conf)",
+}
+
+
+class CantStart(SiteError):
+    """The machine refuses another process: it lacks memory, processes or descriptors."""
 
 
 def new_incarnation() -> str:
@@ -139,7 +151,7 @@ class LocalChild(Child):
 
 def open_log(path: Path) -> int:
     with disk_errors(path):
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+        return with_relief(lambda: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE))
 
 
 def start_child(
@@ -153,22 +165,23 @@ def start_child(
     """Call from the main thread: the kernel ends a child when the thread that started it ends."""
     output = open_log(order.log)
     try:
-        popen = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environment,
-            start_new_session=True,
-            pass_fds=pass_fds,
+        popen = with_relief(
+            lambda: subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+                pass_fds=pass_fds,
+            )
         )
     except OSError as error:
-        raise SiteError(
-            f"can't start {order.proc.name}: {error.strerror}", "check the machine's limits on processes and memory"
-        ) from None
+        what = f"can't start {order.proc.name}: {error.strerror}"
+        raise CantStart(what, _START_FIXES.get(error.errno or 0, "check the machine's limits")) from None
     finally:
         os.close(output)
-    return kind(order, popen, os.pidfd_open(popen.pid))
+    return kind(order, popen, with_relief(lambda: os.pidfd_open(popen.pid)))
 
 
 def end_children(children: Iterable[Child], grace_s: float = 0.0, term_s: float = 0.0) -> dict[str, int]:

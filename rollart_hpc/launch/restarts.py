@@ -38,15 +38,19 @@ class RestoreBudget:
     _used: int = 0
     _num_known: int = 0
     _step: int = -1
+    _highest: int = -1
 
     def next_delay_s(self, newest_step: int, is_known: bool = False) -> float | None:
         """Seconds to wait; None: give up. `newest_step`: step of the checkpoint to restore, -1 if there is none.
 
         `is_known`: the process gave the cause itself (a damaged checkpoint, a lost peer). The first time may be
-        another process's fault; the second time is final.
+        another process's fault; the second time is final. An older checkpoint than before means that a damaged one was
+        set aside, which takes care of the cause but does not refill the budget.
         """
-        if newest_step > self._step:
-            self._step, self._used, self._num_known = newest_step, 0, 0
+        if newest_step > self._highest:
+            self._highest, self._used = newest_step, 0
+        if newest_step != self._step:
+            self._step, self._num_known = newest_step, 0
         self._num_known += is_known
         if self._used >= self.attempts or self._num_known > 1:
             return None

@@ -28,7 +28,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Literal
 
-from rollart_hpc import __version__
+from rollart_hpc import __version__, checkpoint_dirs
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import RollartError, SiteError
 from rollart_hpc.files import append_line
@@ -39,18 +39,31 @@ from rollart_hpc.launch.elastic.scaling import Elastic, ElasticWorkers
 from rollart_hpc.launch.ownership import write_ownership
 from rollart_hpc.launch.place import Came, Leaving, Left, LocalPlace, Place
 from rollart_hpc.launch.plan import CONTROLLER, Plan, Proc
-from rollart_hpc.launch.process import Child, new_incarnation, wait_for
-from rollart_hpc.launch.restarts import RestoreBudget, RoleBudget
+from rollart_hpc.launch.process import CantStart, Child, new_incarnation, wait_for
+from rollart_hpc.launch.restarts import RestoreBudget, RoleBudget, delay_s
+from rollart_hpc.launch.room import resources_of
 from rollart_hpc.launch.screen import Screen
 from rollart_hpc.launch.signals import Signals
 from rollart_hpc.launch.timers import Timers
 from rollart_hpc.launch.watchdog import Watchdog
 from rollart_hpc.observe.status import Status, read_status
+from rollart_hpc.processes import room
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import ExitCode, RunState
 from rollart_hpc.wire.keys import load_client, make_keys
 from rollart_hpc.wire.link import Link, LinkClosed
-from rollart_hpc.wire.messages import Drain, Exited, Hello, Message, Progress, SaveWanted, Silent, Warned
+from rollart_hpc.wire.messages import (
+    Drain,
+    Exited,
+    Hello,
+    Message,
+    Progress,
+    SaveWanted,
+    Silent,
+    TrainerAttempt,
+    Warned,
+    WhoAreYou,
+)
 
 TICK_S = 1.0  # interval of checking time limits, scaling elastic workers and updating the screen
 WELCOME_S = 20.0  # timeout for the controller's answer to the supervisor
@@ -97,6 +110,8 @@ class Supervisor:
         self._draining = self._hurries = False
         self._outcome: Outcome | None = None
         self._ticked_s = 0.0
+        self._resources = resources_of(run, config, self._crew.all)
+        self._num_failed_starts = 0  # in a row
 
     def supervise(self) -> Outcome:
         """Runs until the run is over. Raises if the run fails. Leaves no process behind, whatever happens."""
@@ -147,6 +162,8 @@ class Supervisor:
         status = self._status()
         if status is not None:
             self._screen.show(status)
+        for warning in room.watch(self._resources):
+            self._note(warning)
         self._place.tick(now)
         if not self._can_train():
             self._watchdog.touch(now)  # the run waits for nodes, and its place says for which
@@ -164,7 +181,11 @@ class Supervisor:
     # --- starting ------------------------------------------------------------------------------
 
     def _begin_attempt(self) -> None:
+        swept = checkpoint_dirs.sweep(self._run)
         attempt = self._crew.attempt = self._controller_attempt = self._run.begin_attempt()
+        self._run.prune_traces(self._config.observe.trace_attempts, attempt)
+        for text in swept:
+            self._note(text)
         make_keys(self._run.keys(attempt))
         self._watchdog.reset(time.monotonic())
         self._told = None
@@ -212,8 +233,20 @@ class Supervisor:
     def _start(self, proc: Proc) -> None:
         """Unless it is running or given up, or its node is lost; it is then started when the node is back."""
         if self._crew.get(proc.name) is None and proc.name not in self._given_up and self._place.has(proc.node):
-            self._crew.start(proc)
+            try:
+                self._crew.start(proc)
+            except CantStart as error:
+                self._start_later(proc, error)
+                return
+            self._num_failed_starts = 0
             self._watchdog.expect(proc)
+
+    def _start_later(self, proc: Proc, error: CantStart) -> None:
+        """The machine lacks memory, processes or descriptors for the moment. Told once; the watchdog ends the wait."""
+        self._num_failed_starts += 1
+        wait_s = delay_s(self._num_failed_starts)
+        self._note(f"{error}; trying again in {wait_s:g} s", is_news=self._num_failed_starts == 1)
+        self._timers.after(wait_s, partial(self._start, proc))
 
     def _start_waiting(self) -> None:
         """Start what needs several nodes, once they are all there: the trainer's ranks, the MPI world of relays."""
@@ -249,7 +282,7 @@ class Supervisor:
     def _connect(self) -> Link:
         attempt, node = self._controller_attempt, self._plan.controller.node
         hello = Hello("supervisor", "supervisor", node, "", 0, __version__, attempt, new_incarnation(), os.getpid())
-        keys = load_client(self._run.keys(attempt))
+        keys = load_client(self._run.keys(attempt), "supervisor")
         return Link(self._crew.address, keys, hello, welcome_timeout_s=WELCOME_S)
 
     # --- endings -------------------------------------------------------------------------------
@@ -332,8 +365,10 @@ class Supervisor:
     def _begin_trainer_attempt(self) -> None:
         """Ranks start when all their nodes are there."""
         self._crew.attempt = self._run.begin_attempt(under=self._controller_attempt)
+        self._run.prune_traces(self._config.observe.trace_attempts, self._controller_attempt)
         self._watchdog.touch(time.monotonic())
         self._note(f"attempt {self._crew.attempt} of the trainer begins {self._origin()}")
+        self._tell(TrainerAttempt(self._crew.attempt))
         self._trainer_waits = True
         self._start_waiting()
 
@@ -451,6 +486,8 @@ class Supervisor:
             while (received := self._link.recv(0)) is not None:
                 if isinstance(received[0], Warned) and self._shares_fate(received[0].name):
                     self._drain("signal", f"{received[0].name} was warned that it will be ended")
+                if isinstance(received[0], WhoAreYou):  # the connection broke: what we said last may be lost
+                    self._tell(TrainerAttempt(self._crew.attempt))
                 if isinstance(received[0], Silent):
                     silent.append(received[0])
                 if isinstance(received[0], Progress):
@@ -492,5 +529,6 @@ class Supervisor:
             self._screen.say(text)
 
     def _origin(self) -> str:
-        newest = self._run.newest_checkpoint()
-        return f"from the checkpoint of step {newest.step}" if newest else "from the base model"
+        """What the next attempt begins from. Raises if only damaged checkpoints are left."""
+        checkpoint_dirs.must_have_one(self._run)
+        return checkpoint_dirs.origin(self._run)

@@ -71,6 +71,16 @@ def read(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The complete lines, one at a time; none if there is no file."""
+    try:
+        with path.open("rb") as file:
+            for row in file:
+                yield from parse(row)[0]
+    except FileNotFoundError:
+        return
+
+
 def parse(data: bytes) -> tuple[list[dict[str, Any]], int]:
     """The complete lines, and the number of torn ones."""
     lines: list[dict[str, Any]] = []

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from rollart_hpc.files import write_atomic
-from rollart_hpc.observe.timeline import Span, by_process, read_run, rows_of
+from rollart_hpc.files import replacing
+from rollart_hpc.observe.timeline import Span, read_file, rows_of
+from rollart_hpc.observe.trace_sums import chosen_files, shifted
 
 # colour names of Chrome's trace viewer; Perfetto colours by span name, with the same effect
 COLOURS = {
@@ -27,14 +28,21 @@ COLOURS = {
 
 
 def merge(trace_dirs: Iterable[Path], target: Path) -> Path:
-    """Write the spans of all attempts into one file."""
-    lines = [msgspec.json.encode(event) for event in _events(read_run(trace_dirs))]
-    write_atomic(target, b'{"displayTimeUnit":"ms","traceEvents":[\n' + b",\n".join(lines) + b"\n]}\n")
+    """Write the spans of all attempts into one file, one process at a time. Of many processes, some of each role."""
+    found = chosen_files(trace_dirs)
+    with replacing(target) as file:
+        file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+        separator = b""
+        for event in _events(found):
+            file.write(separator + msgspec.json.encode(event))
+            separator = b",\n"
+        file.write(b"\n]}\n")
     return target
 
 
-def _events(spans: list[Span]) -> Iterator[dict[str, Any]]:
-    for pid, (process, lane) in enumerate(by_process(spans).items(), 1):
+def _events(files: dict[str, list[tuple[Path, float]]]) -> Iterator[dict[str, Any]]:
+    for pid, (process, parts) in enumerate(files.items(), 1):
+        lane = [span for path, shift_s in parts for span in shifted(read_file(path), shift_s)]
         yield _meta("process_name", pid, 0, {"name": process})
         yield _meta("process_sort_index", pid, 0, {"sort_index": pid})
         named: set[int] = set()

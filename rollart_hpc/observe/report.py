@@ -13,13 +13,14 @@ import msgspec
 
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import write_atomic
-from rollart_hpc.observe import metrics, sections
+from rollart_hpc.observe import sections
+from rollart_hpc.observe.history import read_history
 from rollart_hpc.observe.page import fold, page, pair
 from rollart_hpc.observe.sections import Run
 from rollart_hpc.observe.status import Cluster, Status, read_status
-from rollart_hpc.observe.timeline import read_run
+from rollart_hpc.observe.trace_sums import read_trace
 from rollart_hpc.rundir import RunDir
-from rollart_hpc.vocabulary import LineKind, RunState
+from rollart_hpc.vocabulary import RunState
 
 
 def write_report(run_dir: Path, state: RunState | None = None) -> Path:
@@ -38,15 +39,11 @@ def _load(run_dir: Path) -> Run:
         status = read_status(paths.status) or Status()
     except SiteError as error:
         status = Status(reason=error.what)
-    lines = metrics.read(paths.metrics)
     return Run(
         path=run_dir,
         status=status,
-        lines=lines,
-        steps=metrics.surviving_steps(lines),
-        validations=metrics.surviving_validations(lines),
-        events=metrics.of_kind(lines, LineKind.EVENT),
-        spans=read_run(paths.traces(attempt) for attempt in paths.attempt_numbers()),
+        history=read_history(paths.metrics),
+        trace=read_trace(paths.traces(attempt) for attempt in paths.attempt_numbers()),
         cluster=_cluster(paths.cluster),
         config=paths.config.read_text(errors="replace") if paths.config.exists() else "",
     )

@@ -10,14 +10,13 @@ from typing import Any
 
 from rollart_hpc.observe import lanes
 from rollart_hpc.observe.charts import Axis, Series, Stack, bars, columns, line_chart, nothing, number, thin
+from rollart_hpc.observe.history import MAX_EVENTS, History
 from rollart_hpc.observe.page import card, fold, section, table
 from rollart_hpc.observe.paired import paired
-from rollart_hpc.observe.phases import start_phases
 from rollart_hpc.observe.status import Cluster, Status
-from rollart_hpc.observe.timeline import Span
-from rollart_hpc.vocabulary import EventKind, RunState
+from rollart_hpc.observe.trace_sums import Trace
+from rollart_hpc.vocabulary import RunState
 
-MAX_EVENTS = 200
 MAX_COLUMNS = 100
 _POOLS = {"compute": "prefill", "bandwidth": "decode"}  # a pool has the colour of the work it is best at
 
@@ -28,13 +27,18 @@ class Run:
 
     path: Path
     status: Status
-    lines: list[dict[str, Any]]
-    steps: list[dict[str, Any]]  # without those that were rolled back
-    validations: list[dict[str, Any]]  # likewise
-    events: list[dict[str, Any]]
-    spans: list[Span]
+    history: History
+    trace: Trace
     config: str
     cluster: Cluster = Cluster()
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        return self.history.steps
+
+    @property
+    def validations(self) -> list[dict[str, Any]]:
+        return self.history.validations
 
     @property
     def tasks(self) -> dict[str, str]:
@@ -65,9 +69,11 @@ def cards(run: Run) -> str:
         first, last = score(task.score_first), score(task.score_last)
         note = f"{number(task.trajectories)} trajectories" + (", quarantined" if task.quarantined else "")
         cards.append(card(name, first if first == last else f"{first} → {last}", f"validation success, {note}"))
-    tokens, seconds = sum(s.get("tokens", 0) for s in run.steps), sum(s.get("step_s", 0.0) for s in run.steps)
+    tokens, seconds = run.history.tokens, run.history.seconds
     rate = tokens / seconds if seconds else status.tokens_per_s
-    cards.append(card("Generated", f"{number(rate)} tok/s", f"{number(tokens)} tokens in {len(run.steps)} steps"))
+    cards.append(
+        card("Generated", f"{number(rate)} tok/s", f"{number(tokens)} tokens in {run.history.num_steps} steps")
+    )
     cards.append(card("Max staleness", str(status.staleness.max_trained), f"bound {status.staleness.bound}"))
     cards.append(card("Trainer waits", f"{status.wait.get_batch_share:.0%}", "of its time, for batches"))
     weights = status.weights
@@ -126,8 +132,8 @@ def _marks(run: Run) -> list[tuple[float, str]]:
     """Lost workers and restores, at the version that the run had at the time."""
     times = [step.get("time_s", 0.0) for step in run.steps]
     marks = []
-    for event in run.events:
-        if event.get("what") == EventKind.WORKER_LOST and times and event.get("time_s", 0.0) <= times[-1]:
+    for event in run.history.losses:
+        if times and event.get("time_s", 0.0) <= times[-1]:
             index = bisect_left(times, event.get("time_s", 0.0))
             marks.append((float(run.steps[index]["version"]), f"{event.get('name')} lost: {event.get('detail')}"))
     for before, after in zip(run.steps, run.steps[1:], strict=False):
@@ -158,15 +164,17 @@ def process_time(run: Run) -> str:
     return section(
         "What each process did",
         "share of the time between its first and last span",
-        lanes.shares(run.spans),
+        lanes.shares(run.trace),
     )
 
 
 def timeline(run: Run) -> str:
-    close = lanes.close_up(run.spans)
+    close = lanes.close_up(run.trace)
     close = f"<h3>The last steps, span by span</h3><div class='scroll'>{close}</div>" if close else ""
     sub = "one lane per process, on the controller's clock; thin lines: ends of steps; open trace.json in Perfetto"
-    return section("Timeline", sub, f"<div class='scroll'>{lanes.overview(run.spans)}</div>{close}")
+    if run.trace.num_processes > len(run.trace.lanes) > 0:
+        sub += f"; {len(run.trace.lanes)} of {run.trace.num_processes} processes are shown"
+    return section("Timeline", sub, f"<div class='scroll'>{lanes.overview(run.trace)}</div>{close}")
 
 
 def staleness(run: Run) -> str:
@@ -198,15 +206,11 @@ def pools(run: Run) -> str:
     sub = f"share of each task's requests by pool; {run.status.fallbacks} fallbacks"
     chart = bars(stacks, share=True) + "<h3>Tokens per task</h3>" + bars(tokens, share=True)
     sub += "".join(f"; {pool} = partition {name}" for pool, name in run.cluster.partitions.items())
-    peaks = {pool: max(step.get("kv_used", {}).get(pool, 0.0) for step in run.steps) for pool in _kv_pools(run)}
+    peaks = dict(sorted(run.history.kv_peaks.items()))
     sub += "".join(f"; {pool}: up to {share:.0%} of its KV in use" for pool, share in peaks.items())
     for name, hours in run.cluster.gpu_hours.items():
         sub += f"; GPU-hours on {name}: {hours.given:.2f}, {hours.idle:.2f} of them idle"
     return section("Share of each pool per task", sub, chart)
-
-
-def _kv_pools(run: Run) -> list[str]:
-    return sorted({pool for step in run.steps for pool in step.get("kv_used", {})})
 
 
 def _largest(shares: dict[str, float]) -> str:
@@ -229,7 +233,7 @@ def workers(run: Run) -> str:
 
 def beginning(run: Run) -> str:
     """The time until the first step, by phase."""
-    phases = start_phases(run.lines)
+    phases = run.history.phases
     starts = [0.0, *(phase.end_s for phase in phases)]
     stacks = [
         Stack(phase.name, [(phase.name, phase.end_s - start_s, "wait")], f"at {duration(phase.end_s)}")
@@ -267,7 +271,7 @@ def _spark(run: Run, name: str) -> str:
 
 
 def events(run: Run) -> str:
-    shown = run.events[-MAX_EVENTS:]
+    shown = run.history.events
     rows = [
         [
             f"{e.get('time_s', 0.0):.1f} s",
@@ -277,8 +281,8 @@ def events(run: Run) -> str:
         ]
         for e in shown
     ]
-    left_out = len(run.events) - len(shown)
-    title = f"Events ({len(run.events)}" + (f", the last {MAX_EVENTS} shown)" if left_out else ")")
+    left_out = run.history.num_events - len(shown)
+    title = f"Events ({run.history.num_events}" + (f", the last {MAX_EVENTS} shown)" if left_out else ")")
     return fold(title, table(["at", "what", "who", "detail"], rows, numbers=False)) if rows else ""
 
 

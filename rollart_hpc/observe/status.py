@@ -90,6 +90,8 @@ class Status(msgspec.Struct):
     split_fallbacks: int = 0  # turns of split tasks that one engine served alone
     stray_requests: int = 0  # requests outside their task's pool although the pool had an engine: must stay 0
     workers: dict[str, WorkerStatus] = {}
+    aside: dict[str, str] = {}  # workers that get no work, and why
+    updates_skipped: int = 0  # their gradients were not finite
     pools: dict[str, PoolStatus] = {}
     weights: WeightsStatus = msgspec.field(default_factory=WeightsStatus)
     wait: WaitStatus = msgspec.field(default_factory=WaitStatus)

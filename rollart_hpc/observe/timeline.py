@@ -46,16 +46,17 @@ class _Row(msgspec.Struct, gc=False):
     start: float = 0.0
     end: float = 0.0
     args: dict[str, Any] = {}
+    level: int | None = None
 
 
 _decoder = msgspec.json.Decoder(_Row)
 
 
 def read_run(trace_dirs: Iterable[Path]) -> list[Span]:
-    """Spans of all attempts, sorted by start. The first one starts at 0."""
+    """Spans of all attempts, sorted by start. The first one starts at 0. For small runs: it holds them all."""
     spans: list[Span] = []
-    for life in _lives(trace_dirs):
-        found = [span for directory in life for path in sorted(directory.glob("*.jsonl")) for span in read_file(path)]
+    for life in lives(trace_dirs):
+        found = [span for path in life for span in read_file(path)]
         if not found:
             continue
         begin_s = min(span.start_s for span in found)
@@ -67,16 +68,17 @@ def read_run(trace_dirs: Iterable[Path]) -> list[Span]:
     return sorted(spans, key=lambda span: span.start_s)
 
 
-def _lives(trace_dirs: Iterable[Path]) -> list[list[Path]]:
-    """Trace directories by controller. An attempt without a controller restored only the trainer, so it belongs to the
+def lives(trace_dirs: Iterable[Path]) -> list[list[Path]]:
+    """Trace files by controller. An attempt without a controller restored only the trainer, so it belongs to the
     controller before it."""
-    lives: list[list[Path]] = []
+    found: list[list[Path]] = []
     for directory in sorted(trace_dirs, key=_natural):
-        if lives and not trace_file(directory, CONTROLLER).exists():
-            lives[-1].append(directory)
+        paths = sorted(directory.glob("*.jsonl"))
+        if found and not trace_file(directory, CONTROLLER).exists():
+            found[-1] += paths
         else:
-            lives.append([directory])
-    return lives
+            found.append(paths)
+    return found
 
 
 def _natural(path: Path) -> list[int | str]:
@@ -85,32 +87,46 @@ def _natural(path: Path) -> list[int | str]:
 
 
 def read_file(path: Path) -> Iterator[Span]:
-    """Spans of one process on its controller's clock. Skips torn lines."""
-    for process, offsets, rows in _starts(path):
-        times = [at for at, _ in offsets]
-        for row in rows:
+    """Spans of one process on its controller's clock. Skips torn lines. Reads the file twice and keeps only offsets."""
+    offsets = _offsets(path)
+    start, process = -1, path.stem
+    for row in _rows(path):
+        if row.process or start < 0:
+            start, process = start + 1, row.process or path.stem
+        if row.name:
+            times, shifts = offsets[start]
             index = max(0, bisect_right(times, row.start) - 1)  # before the first measurement, use the first one
-            shift_s = offsets[index][1] if offsets else 0.0
+            shift_s = shifts[index] if shifts else 0.0
             end_s = max(row.start, row.end) + shift_s
             yield Span(process, row.name, row.start + shift_s, end_s, row.args, category(row.name))
 
 
-def _starts(path: Path) -> list[tuple[str, list[tuple[float, float]], list[_Row]]]:
-    """(name, offsets, spans) of each start of the process. A restarted process measures its offset again."""
-    starts: list[tuple[str, list[tuple[float, float]], list[_Row]]] = []
-    for line in path.read_bytes().splitlines():
-        try:
-            row = _decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            log.warning("%s: skipped a torn line", path)
-            continue
+def _offsets(path: Path) -> list[tuple[list[float], list[float]]]:
+    """Times and offsets of each start of the process. A restarted process measures its offset again."""
+    starts: list[tuple[list[float], list[float]]] = []
+    num_torn = [0]
+    for row in _rows(path, num_torn):
         if row.process or not starts:
-            starts.append((row.process or path.stem, [], []))
+            starts.append(([], []))
         if row.at is not None:
-            starts[-1][1].append((row.at, row.offset))
-        elif row.name:
-            starts[-1][2].append(row)
+            starts[-1][0].append(row.at)
+            starts[-1][1].append(row.offset)
+    if num_torn[0]:
+        log.warning("%s: skipped %d torn lines", path, num_torn[0])
     return starts
+
+
+def _rows(path: Path, num_torn: list[int] | None = None) -> Iterator[_Row]:
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                row = _decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                if num_torn is not None:
+                    num_torn[0] += 1
+                continue
+            if row.level is None:
+                yield row
 
 
 def by_process(spans: Iterable[Span]) -> dict[str, list[Span]]:
@@ -118,10 +134,10 @@ def by_process(spans: Iterable[Span]) -> dict[str, list[Span]]:
     lanes: dict[str, list[Span]] = {}
     for span in spans:
         lanes.setdefault(span.process, []).append(span)
-    return {process: lanes[process] for process in sorted(lanes, key=_lane_order)}
+    return {process: lanes[process] for process in sorted(lanes, key=lane_order)}
 
 
-def _lane_order(process: str) -> tuple[int, list[int | str]]:
+def lane_order(process: str) -> tuple[int, list[int | str]]:
     role = process.partition("-")[0]
     order = _ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER)
     return order, _natural(Path(process))

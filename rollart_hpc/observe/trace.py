@@ -8,6 +8,9 @@ A file is JSON lines of three shapes, in the order they were written:
 
 Times are `time.monotonic()` seconds of the node that wrote them. Only the measured offsets align lanes of different
 nodes; wall clocks are never compared. The part of a name before the first dot is its category.
+
+A file never grows beyond its budget: when it is full, `observe.thinning` halves it, and a first line {"level": 3} says
+how coarse it is. Spans of trajectories that are no longer kept at this level are then not even recorded.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -25,12 +28,15 @@ from typing import Any, Self
 
 import msgspec
 
+from rollart_hpc.observe.thinning import TRAJECTORY, Row, is_kept, thin
+
 log = logging.getLogger(__name__)
 
 CATEGORIES = ("prefill", "decode", "environment", "reward", "train", "weights", "wait")
 FLUSH_S = 1.0
 FLUSH_SPANS = 1000
 OFFSET_JITTER_S = 0.0005
+MAX_BYTES = 2 << 20  # of a trace, unless the run says otherwise
 
 
 @lru_cache(maxsize=1024)
@@ -46,8 +52,12 @@ def _foreign(value: Any) -> Any:
 class Tracer:
     """Writes the spans of one process. Cheap and thread-safe. A trace that can't be written never stops the process."""
 
-    def __init__(self, path: Path | None, process: str) -> None:
-        """`path=None` makes a tracer that records nothing."""
+    def __init__(self, path: Path | None, process: str, max_bytes: int = MAX_BYTES) -> None:
+        """`path=None` or `max_bytes=0` makes a tracer that records nothing."""
+        path = path if max_bytes else None
+        self._path, self._max_bytes = path, max_bytes
+        self._num_bytes = 0  # in the file
+        self._level = 0
         self._lock = threading.Lock()  # held for an append, never while writing
         self._writing = threading.Lock()
         self._first = threading.Event()  # something waits to be written
@@ -62,6 +72,7 @@ class Tracer:
         if path is not None:
             self._fd = _open(path)
             self._closed = self._fd < 0
+            self._num_bytes = 0 if self._closed else os.fstat(self._fd).st_size
         self._thread: threading.Thread | None = None
         if not self._closed:
             self._thread = threading.Thread(target=self._run, name="tracer", daemon=True)
@@ -69,7 +80,7 @@ class Tracer:
             self._first.set()
 
     def span(self, name: str, start_s: float, end_s: float, **args: Any) -> None:
-        if self._closed:
+        if self._closed or (self._level and TRAJECTORY in args and not is_kept(args[TRAJECTORY], self._level)):
             return
         with self._lock:
             self._spans.append((name, start_s, end_s, args))
@@ -139,11 +150,42 @@ class Tracer:
                 row["args"] = args
             rows.append(row)
         try:
-            _write_all(self._fd, self._encoder.encode_lines(rows))
+            data = self._encoder.encode_lines(rows)
+            if self._num_bytes + len(data) > self._max_bytes:
+                self._thin(data)
+            else:
+                _write_all(self._fd, data)
+                self._num_bytes += len(data)
         except OSError as error:
             if not self.num_lost:
                 log.warning("can't write the trace, some spans are lost: %s", error)
             self.num_lost += len(spans)
+
+    def _thin(self, data: bytes) -> None:
+        """Replace the file by a coarser one of half its budget, with these lines in it."""
+        assert self._path is not None
+        rows = [*_parsed(self._path.read_bytes()), *_parsed(data)]
+        kept, self._level = thin(rows, self._level, self._max_bytes // 2)
+        scratch = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        fd = os.open(scratch, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(fd, kept)
+            os.replace(scratch, self._path)
+        except OSError:
+            os.close(fd)
+            with suppress(OSError):
+                os.unlink(scratch)
+            raise
+        os.close(self._fd)
+        self._fd, self._num_bytes = fd, len(kept)
+
+
+def _parsed(data: bytes) -> list[Row]:
+    rows: list[Row] = []
+    for line in data.splitlines():
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):  # a torn line
+            rows.append(msgspec.json.decode(line, type=dict))
+    return rows
 
 
 def _open(path: Path) -> int:

@@ -98,7 +98,7 @@ def serve(link: Link, scorer: Scorer, tracer: Tracer, idle_s: float = math.inf, 
         if isinstance(message, Stop):
             return False
         if isinstance(message, ScoreWanted):
-            with tracer.timed("reward", task=message.task):
+            with tracer.timed("reward", task=message.task, slot=message.trajectory):
                 answer = scorer.answer(message, frames)
             link.send(answer)
     log.info("leaving: no work" if time.monotonic() < end_s else "leaving: lifetime is over")

@@ -8,7 +8,6 @@ Runs without torch. Its exit code belongs to the state in which the run ended (`
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import logging
@@ -16,16 +15,19 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, cast
 
+from rollart_hpc import descriptors
 from rollart_hpc.errors import RollartError
 from rollart_hpc.files import write_json
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
 from rollart_hpc.flow.rules import rules_of
+from rollart_hpc.model_files import vocabulary_size
 from rollart_hpc.processes.lifetime import raise_file_limit
+from rollart_hpc.processes.memory import keep_freed_memory
 from rollart_hpc.roles import checkpoints
+from rollart_hpc.roles.checks import Checks, Forged, Malformed, failure_of
 from rollart_hpc.roles.journal import Journal
 from rollart_hpc.roles.payloads import TRANSCRIPT, Payloads, chunk_frames
 from rollart_hpc.roles.start import Start, run_role
@@ -43,8 +45,7 @@ TICK_S = 0.2
 RELEASES = 64  # payloads freed per turn of the loop: a step frees thousands
 PROGRESS_S = 1.0  # minimum time between two Progress messages to the supervisor
 FAREWELL_S = 15.0
-_M_TRIM_THRESHOLD, _M_TOP_PAD = -1, -2  # malloc.h
-_KEPT_BYTES, _GROWTH_BYTES = 1 << 30, 16 << 20
+CHECKPOINT_FILES = 32  # descriptors that writing a checkpoint needs at most
 
 log = logging.getLogger("rollart_hpc.controller")
 
@@ -53,15 +54,24 @@ class Controller:
     def __init__(self, start: Start) -> None:
         self.config, self.run_dir, self.attempt = start.config, start.run, start.attempt
         self.payloads = Payloads()
-        saved = checkpoints.load(start.checkpoint, self.payloads) if start.checkpoint else None
+        saved, damage = None, list[str]()
+        if start.checkpoint:
+            saved, damage = checkpoints.load_newest(start.run, start.checkpoint, self.payloads)
         self.core = Core(rules_of(start.config), start.attempt, saved)
         self.payloads.keep_only(self.core.trajectories.all)
+        self.checks = Checks(self.core, self.payloads, vocabulary_size(start.run.model))
         self.hub = listen(address_of(start.control), start.ports, keys.load_server(start.run.keys(start.attempt)))
         timeouts = start.config.timeouts
         self.members = members.Members(
-            self.hub, attempt=start.attempt, heartbeat_s=timeouts.heartbeat_s, silence_s=timeouts.silence_s
+            self.hub,
+            attempt=start.attempt,
+            heartbeat_s=timeouts.heartbeat_s,
+            silence_s=timeouts.silence_s,
+            judge=self.checks.judge,
         )
         self.journal = Journal(start.run, start.config, self.core, self.hub.counters)
+        if saved is not None:
+            self.journal.restored(saved["version"], start.attempt, damage)
         self.pending: deque[ev.Event] = deque()
         self.ending: RunState | None = None
         self._silent: dict[str, tuple[float, ms.Hello]] = {}  # lost processes that may come back: deadline and Hello
@@ -76,7 +86,7 @@ class Controller:
             ev.Release: lambda c: self._to_release.append(c.trajectory), ev.SendChunk: self._send_chunk,
             ev.RecordStep: self._record_step, ev.SaveCheckpoint: self._save_checkpoint,
             ev.ValidationDone: lambda c: self.journal.validation(c.version), ev.StopRun: self._stop_run,
-            ev.Warn: self._warn, ev.Forget: self._forget,
+            ev.Warn: self._warn, ev.Replace: self._replace, ev.Forget: self._forget, ev.AskAgain: self._ask_again,
         }  # fmt: skip
 
     @property
@@ -109,33 +119,47 @@ class Controller:
         for change in self.members.handle(name, message):
             self._member(change)
         try:
+            is_expected = self.checks.check(name, message, frames)
             event = event_of(name, message, frames)
-        except (IndexError, ValueError) as error:
-            log.warning("ignoring an unreadable %s from %s: %s", type(message).__name__, name, error)
-            self.hub.counters["bad_messages"] += 1
+        except Forged as problem:
+            self.hub.complain("forged", f"{type(message).__name__} from {name}: {problem}")
             return
-        if isinstance(message, ms.Warned):
-            self.hub.send(SUPERVISOR, message)
+        except Malformed as problem:
+            self._fail(name, message, str(problem))
+            return
+        if name in self.core.bench.aside and not isinstance(message, ms.Heartbeat):
+            self.pending.append(ev.Beat(name, work=1))  # it still works, or works again
         self.journal.saw(name, message)
-        self._keep(message, frames)
+        if is_expected:
+            self._keep(message, frames)
         if event is not None:
             self.pending.append(event)
 
-    def _keep(self, message: ms.AnyMessage, frames: list[Frame]) -> None:
-        """Keep payloads until a command names them."""
+    def _fail(self, name: str, message: ms.AnyMessage, why: str) -> None:
+        """A malformed message ends its trajectory. Its environment is told, because it does not know."""
+        self.hub.complain("malformed", f"{type(message).__name__} from {name}: {why}")
+        event = failure_of(name, message, f"{type(message).__name__}: {why}")
+        if event is not None:
+            self.pending.append(event)
         if isinstance(message, ms.TurnWanted):
-            if self.core.is_expected(message.trajectory, message.issue):
-                self.payloads.turns[message.trajectory] = (message, frames)
+            self._send(name, ms.Cancel(message.trajectory, message.issue, why))
+
+    def _keep(self, message: ms.AnyMessage, frames: list[Frame]) -> None:
+        """Keep payloads that the core waits for, until a command names them."""
+        if isinstance(message, ms.TurnWanted):
+            self.payloads.turns[message.trajectory] = (message, frames)
         elif isinstance(message, ms.Ended):
-            if self.core.is_expected(message.trajectory, message.issue):
-                self.payloads.ended[message.trajectory] = (message, frames)
+            self.payloads.ended[message.trajectory] = (message, frames)
         elif isinstance(message, ms.Generated):
-            if self.core.has_request(message.request):
-                self.payloads.answers[message.trajectory] = (message, frames)
+            self.payloads.answers[message.trajectory] = (message, frames)
         elif isinstance(message, ms.Committed):
             self._commit = message
         elif isinstance(message, ms.Saved):
             self._saved(message)
+        elif isinstance(message, ms.Warned):
+            self.hub.send(SUPERVISOR, message)
+        elif isinstance(message, ms.TrainerAttempt):
+            self.checks.trainer_attempt = max(self.checks.trainer_attempt, message.attempt)
 
     def _member(self, change: members.Joined | members.Lost) -> None:
         hello = change.hello
@@ -144,6 +168,8 @@ class Controller:
             self.journal.joined(hello)
             if hello.name == SUPERVISOR:
                 self._told = None
+            if hello.role == "trainer" and hello.capacity and hello.attempt != self.core.attempt:
+                self.journal.restored(hello.version, hello.attempt)
             role = cast(Role, hello.role)  # checked by members
             place = hello.node, hello.pool, hello.capacity
             engine = hello.num_ranks, hello.kv_tokens, hello.speed
@@ -211,6 +237,10 @@ class Controller:
         )  # fmt: skip
         self._send(c.engine, message, *frames)
 
+    def _ask_again(self, c: ev.AskAgain) -> None:
+        self.payloads.asked_again[c.trajectory] = c.issue, c.turn
+        self._send(c.worker, ms.Resend(c.trajectory, c.issue, c.turn))
+
     def _forget(self, c: ev.Forget) -> None:
         """Sent with the engine's next request: that is when it needs the memory. Idle engines wait a second."""
         self._forgets.setdefault(c.engine, []).append(c.trajectory)
@@ -245,6 +275,7 @@ class Controller:
         self.journal.step(c, self._commit)
 
     def _save_checkpoint(self, c: ev.SaveCheckpoint) -> None:
+        descriptors.need(CHECKPOINT_FILES)
         try:
             directory = checkpoints.begin(self.run_dir, self.core.snapshot(), self.payloads)
         except (OSError, RollartError) as error:
@@ -259,10 +290,24 @@ class Controller:
         if message.error or message.version != self.core.saving:
             log.warning("discarding checkpoint %d: %s", message.version, message.error or "superseded")
             checkpoints.abandon(self.run_dir, message.version)
-        else:
+            return
+        descriptors.need(CHECKPOINT_FILES)
+        try:
             checkpoints.commit(self.run_dir, message.version, self.core.attempt, self.config.checkpoint.keep)
-            self.journal.event(EventKind.CHECKPOINT, str(message.version))
-            gc.collect()
+        except (OSError, RollartError) as error:
+            log.error("could not commit checkpoint %d: %s", message.version, error)
+            checkpoints.abandon(self.run_dir, message.version)
+            # The core gets this before the trainer's event, which then finds that nothing is being saved.
+            self.pending.append(ev.Saved(message.version, str(error)))
+            return
+        self.journal.event(EventKind.CHECKPOINT, str(message.version))
+        gc.collect()
+
+    def _replace(self, c: ev.Replace) -> None:
+        """Like a silent process: the supervisor ends it and starts it again, if it was the one that started it."""
+        hello = self.members.alive.get(c.worker)
+        if hello is not None:
+            self.hub.send(SUPERVISOR, ms.Silent(hello.name, hello.incarnation))
 
     def _warn(self, c: ev.Warn) -> None:
         log.warning("%s: %s: %s", c.what, c.task, c.detail)
@@ -304,18 +349,9 @@ def _stop_collecting_garbage() -> None:
     gc.disable()
 
 
-def _keep_freed_memory() -> None:
-    """A step frees thousands of payloads. glibc would return their pages to the system, which clears them again for the
-    payloads of the next step."""
-    with suppress(AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-        mallopt(_M_TOP_PAD, _GROWTH_BYTES)
-
-
 def main(start: Start) -> int:
     raise_file_limit()
-    _keep_freed_memory()
+    keep_freed_memory()
     controller = Controller(start)
     _stop_collecting_garbage()
     _announce(start, controller)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from rollart_hpc.config.pools import engine_of
 from rollart_hpc.config.schema import EngineConfig, PoolConfig
-from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.processes.lifetime import end_with
-from rollart_hpc.roles.start import Start, connect, data_address, run_role
+from rollart_hpc.roles.start import Start, connect, data_address, open_trace, run_role
 
 if TYPE_CHECKING:
     from rollart_hpc.engines.contract import EngineSetup
@@ -64,7 +63,7 @@ def main(start: Start) -> None:
         kv_tokens=engine.kv_tokens,
         speed=pool.speed,
     )
-    with Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
+    with open_trace(start) as tracer:
         tracer.set_offset(link.clock_offset_s)
         try:
             Service(engine, link, preparer, wakeup, tracer).run()

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import selectors
 
-from rollart_hpc.roles.start import Start, connect, run_role
+from rollart_hpc.roles.start import Start, connect, open_trace, run_role
 
 
 def main(start: Start) -> None:
     from rollart_hpc.envs.host import Host
     from rollart_hpc.envs.render import Renderer
     from rollart_hpc.envs.service import Service
-    from rollart_hpc.observe.trace import Tracer
 
     config = start.config
     renderer = Renderer(start.run.model)
     selector = selectors.DefaultSelector()
-    host = Host(selector, config.tasks, config.env.slots)
-    with Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
+    host = Host(selector, config.tasks, config.env.slots, config.env.variables)
+    with open_trace(start) as tracer:
         try:
             host.start()
             link = connect(start, capacity=config.env.slots)

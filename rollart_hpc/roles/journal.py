@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
-
-import msgspec
 
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError
@@ -21,7 +20,7 @@ from rollart_hpc.files import append_line, mend
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
 from rollart_hpc.flow.state import TaskTally, Trajectory
-from rollart_hpc.observe import metrics
+from rollart_hpc.observe import ledger, metrics
 from rollart_hpc.observe.metrics import Board, MetricsLog
 from rollart_hpc.observe.status import (
     StalenessStatus,
@@ -48,7 +47,7 @@ class Journal:
         self.run, self.config, self.core, self.hub_counters = run, config, core, hub_counters
         self.metrics = MetricsLog(run.metrics)
         self.board = Board(run.tensorboard)
-        self.tracer = Tracer(run.trace_part(core.attempt, "controller"), "controller")
+        self.tracer = Tracer(run.trace_part(core.attempt, "controller"), "controller", config.observe.trace_bytes)
         self.tracer.set_offset(0.0)
         mend(run.ledger)
         self._roll = _earlier_roll(run)
@@ -91,6 +90,13 @@ class Journal:
         more = {"role": role} if role else {}
         self.metrics.event(what, time_s=self.time_s, name=name, detail=detail, **more)
         self._roll.see(what, role, detail)
+
+    def restored(self, version: int, attempt: int, damage: Iterable[str] = ()) -> None:
+        """The run continues from this version. `damage`: what was wrong with newer checkpoints."""
+        found = list(damage)
+        for text in found:
+            self.event(EventKind.CHECKPOINT_DAMAGED, str(version), text)
+        append_line(self.run.ledger, ledger.encode(ledger.Restored(attempt, version, "; ".join(found))).decode())
 
     def saw(self, name: str, message: ms.Message) -> None:
         """Add up the times and KV use that messages report."""
@@ -181,17 +187,17 @@ class Journal:
 
     def _write_ledger(self, record: ev.RecordStep, commit: ms.Committed) -> None:
         members = [member for group in record.groups for member in group.members]
-        line = {
-            "attempt": record.attempt,
-            "step": commit.step,
-            "version": commit.version,
-            "parent_digest": commit.parent_digest,
-            "digest": commit.digest,
-            "groups": [group.id for group in record.groups],
-            "trajectories": [member.id for member in members],
-            "start_versions": [member.first_version for member in members],
-        }
-        append_line(self.run.ledger, msgspec.json.encode(line).decode())  # on the disk before the next checkpoint is
+        line = ledger.Line(
+            record.attempt,
+            commit.step,
+            commit.version,
+            commit.parent_digest,
+            commit.digest,
+            [group.id for group in record.groups],
+            [member.id for member in members],
+            [member.first_version for member in members],
+        )
+        append_line(self.run.ledger, ledger.encode(line).decode())  # on the disk before the next checkpoint is
 
     def progress(self) -> ms.Progress:
         core = self.core
@@ -250,6 +256,11 @@ class Journal:
             split_fallbacks=tally.split_fallbacks,
             stray_requests=tally.stray_requests,
             workers=self._workers(),
+            aside={
+                name: f"{entry.worker.role} on node {entry.worker.node}: {entry.reason}"
+                for name, entry in core.bench.aside.items()
+            },
+            updates_skipped=tally.updates_skipped,
             pools=self._kv.pools,
             weights=self._weights(),
             wait=WaitStatus(tally.wait_s / busy_s if busy_s else 0.0),
@@ -299,8 +310,9 @@ class Journal:
         return {role: WorkerStatus(roll.joined[role], roll.lost[role], alive[role], roll.left[role]) for role in roles}
 
     def _alive(self) -> Counter[str]:
-        """Living processes by role."""
+        """Living processes by role, also those that are set aside."""
         alive: Counter[str] = Counter(worker.role for worker in self.core.workers.values())
+        alive.update(entry.worker.role for entry in self.core.bench.aside.values())
         alive["controller"] = 1
         return alive
 
@@ -331,7 +343,7 @@ def _means(record: ev.RecordStep) -> dict[str, dict[str, float]]:
 def _earlier_roll(run: RunDir) -> Roll:
     """The counts of earlier controllers of this run."""
     roll = Roll()
-    for line in metrics.of_kind(metrics.read(run.metrics), LineKind.EVENT):
+    for line in (line for line in metrics.lines(run.metrics) if line.get("kind") == LineKind.EVENT):
         roll.see(line.get("what", ""), line.get("role", ""), line.get("detail", ""))
     return roll
 

@@ -22,9 +22,10 @@ class Payloads:
         self.turns: dict[str, tuple[TurnWanted, list[Frame]]] = {}
         self.answers: dict[str, tuple[Generated, list[Frame]]] = {}
         self.ended: dict[str, tuple[Ended, list[Frame]]] = {}
+        self.asked_again: dict[str, tuple[int, int]] = {}  # issue and turn that must come with all tokens
 
     def release(self, trajectory: str) -> None:
-        for store in (self.turns, self.answers, self.ended):
+        for store in (self.turns, self.answers, self.ended, self.asked_again):
             store.pop(trajectory, None)
 
     def keep_only(self, trajectories: Container[str]) -> None:

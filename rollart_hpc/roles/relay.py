@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from rollart_hpc.observe.trace import Tracer
-from rollart_hpc.roles.start import Start, connect, data_address, run_role, seated
+from rollart_hpc.roles.start import Start, connect, data_address, open_trace, run_role, seated
 from rollart_hpc.wire.link import Link
 from rollart_hpc.wire.messages import Stop, WhoAreYou
 
@@ -40,7 +40,7 @@ def _run(start: Start, world: MpiWorld | None) -> None:
     store = NodeStore(start.run.store_root, start.node)
     store.claim(start.incarnation)
     link = connect(start)
-    with Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
+    with open_trace(start) as tracer:
         relay = Relay(store, host, start.config.weights.deadline_s, link.send, tracer, world)
         try:
             _serve(link, relay, tracer)

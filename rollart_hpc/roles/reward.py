@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from rollart_hpc.roles.start import Start, connect, run_role
+from rollart_hpc.roles.start import Start, connect, open_trace, run_role
 
 
 def main(start: Start) -> None:
-    from rollart_hpc.observe.trace import Tracer
     from rollart_hpc.rewards.service import Scorer, serve
 
     config = start.config
     link = connect(start, capacity=config.reward.slots)
-    with Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
+    with open_trace(start) as tracer:
         is_leaving = False
         try:
             is_leaving = serve(link, Scorer(config.tasks, config.reward.timeout_s), tracer, start.idle_s, start.live_s)

@@ -34,6 +34,7 @@ from rollart_hpc.config.resolved import read_resolved, read_site
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import RollartError, SiteError, command_line
 from rollart_hpc.files import FILE_MODE, read_json
+from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.processes.about import about_process
 from rollart_hpc.processes.lifetime import end_with_parent, seat_incarnation, stay_if_told, stay_offline
 from rollart_hpc.processes.logs import LOG_FORMAT, LOG_TIME_FORMAT
@@ -228,11 +229,16 @@ def connect(
         kv_tokens=kv_tokens,
         speed=speed,
     )
-    link = Link(find_address(start), keys.load_client(start.run.keys(start.attempt)), message)
+    link = Link(find_address(start), keys.load_client(start.run.keys(start.attempt), start.role), message)
     if start.stays and threading.current_thread() is threading.main_thread():
         # Before preempting a job Slurm signals the steps but not the batch script, so we tell the supervisor.
         signal.signal(signal.SIGTERM, lambda *_: link.send(Warned(start.name)))
     return link
+
+
+def open_trace(start: Start) -> Tracer:
+    """The trace of this process, within the budget of the run."""
+    return Tracer(start.run.trace_part(start.attempt, start.name), start.name, start.config.observe.trace_bytes)
 
 
 def run_role(role: Role, main: Callable[[Start], int | None]) -> NoReturn:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollart_hpc.observe.trace import Tracer
-from rollart_hpc.roles.start import Start, connect, data_address, run_role
+from rollart_hpc import checkpoint_dirs
+from rollart_hpc.errors import DamagedError
+from rollart_hpc.roles.start import Start, connect, data_address, open_trace, run_role
 from rollart_hpc.wire.link import Link
 
 if TYPE_CHECKING:
+    from rollart_hpc.trainers.contract import Trainer
     from rollart_hpc.trainers.publish import Publisher
     from rollart_hpc.trainers.world import World
 
@@ -26,10 +29,10 @@ def main(start: Start) -> None:
     world = open_world(
         start.rank, start.ranks, start.config.trainer.device, rendezvous, host, local_rank=start.local_rank
     )
-    with rank_errors(), Tracer(start.run.trace_part(start.attempt, start.name), start.name) as tracer:
+    with rank_errors(), open_trace(start) as tracer:
         trainer = make_trainer(start.config, start.run.model, world)
         if start.checkpoint is not None:
-            trainer.load(start.checkpoint / PART)
+            load(trainer, start.checkpoint, PART)
         is_leader = start.rank == 0
         link = connect(start, capacity=int(is_leader), version=trainer.version)
         publisher = make_publisher(start, host, link, world)
@@ -44,6 +47,15 @@ def main(start: Start) -> None:
     if publisher.is_sending():  # to engines that have stopped too; gloo can't be interrupted
         logging.shutdown()
         os._exit(0)
+
+
+def load(trainer: Trainer, checkpoint: Path, part: str) -> None:
+    """A damaged checkpoint is set aside by the rank that found the damage: the next attempt takes the one before it."""
+    try:
+        trainer.load(checkpoint / part)
+    except DamagedError as error:
+        checkpoint_dirs.set_aside(checkpoint, error.what)
+        raise
 
 
 def make_publisher(start: Start, host: str, link: Link, world: World) -> Publisher:

@@ -1,4 +1,7 @@
-"""Translates messages to events and commands to messages. Owns the mapping; decides nothing."""
+"""Translates messages to events and commands to messages. Owns the mapping; decides nothing.
+
+Messages have passed `roles.checks`.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,19 @@ from rollart_hpc.types import Frame, WeightsId
 from rollart_hpc.vocabulary import DONE, DropReason
 from rollart_hpc.wire import messages as ms
 
+_int32 = struct.Struct("<i").unpack_from
+LATE_S = 5.0  # a main loop that came around later than this is of interest to the core
+
 
 def _generated(m: ms.Generated, frames: list[Frame]) -> ev.Event:
     """Reads only the first and last entry of the versions frame: the core needs no more."""
-    ids, logprobs, versions = (memoryview(frame) for frame in frames)
-    if not ids.nbytes == logprobs.nbytes == versions.nbytes or versions.nbytes % 4:
-        raise ValueError("ids, logprobs and versions have different lengths")
-    first, last = (_int32(versions[:4]), _int32(versions[-4:])) if versions.nbytes else (-1, -1)
+    versions = frames[2]
+    first, last = (_int32(versions, 0)[0], _int32(versions, len(versions) - 4)[0]) if versions else (-1, -1)
     return ev.Generated(m.request, first, last, m.num_prefill_tokens, m.num_decode_tokens)
 
 
 def _prompt_tokens(m: ms.TurnWanted, frames: list[Frame]) -> int:
-    new = memoryview(frames[0]).nbytes // 4
+    new = len(frames[0]) // 4
     return new if m.full else m.prefix_tokens + new
 
 
@@ -33,13 +37,11 @@ def _ended(m: ms.Ended) -> ev.Event:
     return ev.Ended(m.trajectory, m.issue, failure, m.num_turns, detail)
 
 
-def _int32(four: memoryview) -> int:
-    return int(struct.unpack("<i", four)[0])
-
-
 def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | None:  # noqa: PLR0912 - one line each
     """The event of a worker's message; None if it has none (a heartbeat, for example)."""
     match m:
+        case ms.Heartbeat():
+            return ev.Beat(name, m.age_s, m.work) if m.work or m.age_s >= LATE_S else None
         case ms.TurnWanted():
             return ev.TurnWanted(m.trajectory, m.issue, m.turn, _prompt_tokens(m, frames), m.max_new_tokens)
         case ms.Generated():
@@ -57,7 +59,7 @@ def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | Non
         case ms.BatchWanted():
             return ev.BatchWanted(m.version)
         case ms.Committed():
-            return ev.Committed(m.version, m.wait_s, m.train_s)
+            return ev.Committed(m.version, m.wait_s, m.train_s, bool(m.metrics.get("update_skipped")))
         case ms.Saved():
             return ev.Saved(m.version, m.error)
         case ms.Published():
@@ -65,7 +67,7 @@ def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | Non
         case ms.Held():
             return ev.Held(name, WeightsId(m.attempt, m.version))
         case ms.TransferReady():
-            return ev.TransferReady(m.epoch, m.host, m.port)
+            return ev.TransferReady(m.epoch, m.host, m.port, m.secret)
         case ms.TransferFailed():
             return ev.TransferFailed(m.epoch, name)
         case ms.TransferSent():
@@ -90,8 +92,6 @@ def message_of(c: ev.Command) -> tuple[str, ms.Message] | None:
             return c.worker, ms.Play(c.trajectory, c.issue, c.task, c.seed, c.sample_seed)
         case ev.CancelPlay():
             return c.worker, ms.Cancel(c.trajectory, c.issue, c.reason)
-        case ev.AskAgain():
-            return c.worker, ms.Resend(c.trajectory, c.issue, c.turn)
         case ev.AbortRequest():
             return c.engine, ms.Abort(c.request)
         case ev.Adopt():
@@ -101,7 +101,7 @@ def message_of(c: ev.Command) -> tuple[str, ms.Message] | None:
         case ev.OfferTransfer():
             return c.source, ms.TransferOffer(c.epoch, *c.weights, c.size)
         case ev.JoinTransfer():
-            return c.target, ms.TransferJoin(c.epoch, *c.weights, c.rank, c.size, c.host, c.port)
+            return c.target, ms.TransferJoin(c.epoch, *c.weights, c.rank, c.size, c.host, c.port, c.secret)
         case ev.Install():
             return c.engine, ms.Install(*c.weights)
     return None

@@ -50,6 +50,7 @@ class Member:
     speed: float = 1.0
     is_alive: bool = False
     life: int = 0
+    is_hung: bool = False  # takes everything, answers nothing
     installed: WeightsId | None = None
 
 
@@ -115,7 +116,7 @@ class World:
         member = self.by_name[name]
         if member.is_alive:
             return
-        member.is_alive, member.life, member.installed = True, member.life + 1, None
+        member.is_alive, member.life, member.installed, member.is_hung = True, member.life + 1, None, False
         attempt, version = self.attempt, -1
         if member.role == "trainer":
             version = self.weights.version
@@ -145,6 +146,13 @@ class World:
             member.is_alive = False
             self.start(name)
 
+    def hang(self, name: str) -> None:
+        """From now on it takes everything and answers nothing, and its heartbeats go on. Only a restart helps."""
+        self.by_name[name].is_hung = True
+
+    def _do_Replace(self, c: ev.Replace) -> None:
+        self.kill(c.worker, self.random.uniform(0.1, 3.0))
+
     def kill_controller(self) -> None:
         """Everything restarts as a new attempt from the last committed checkpoint."""
         self.attempt += 1
@@ -173,6 +181,8 @@ class World:
 
         def arrive() -> None:
             same = member.life == life and member.is_alive
+            if member.is_hung:
+                return
             if same or (is_zombie_heard and attempt == self.attempt and member.role != "trainer"):
                 self.feed(event)
 
@@ -209,7 +219,7 @@ class World:
         life = engine.life
 
         def finish() -> None:
-            if engine.life == life and engine.installed is not None and engine.is_alive:
+            if engine.life == life and engine.installed is not None and engine.is_alive and not engine.is_hung:
                 if self.random.random() < 0.02:
                     self.feed(ev.PrefixMissing(c.request))
                 elif c.prefill_only:
@@ -315,7 +325,7 @@ class World:
         life = engine.life
 
         def install() -> None:
-            if engine.life == life and engine.is_alive:
+            if engine.life == life and engine.is_alive and not engine.is_hung:
                 engine.installed = weights
                 self.feed(ev.Installed(engine.name, weights, 1, delay_s, delay_s))
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from rollart_hpc.checkpoint_dirs import damage_errors, damaged
 from rollart_hpc.errors import SiteError
-from rollart_hpc.files import FILE_MODE, disk_errors, write_atomic
+from rollart_hpc.files import FILE_MODE, disk_errors, sync, sync_directory, write_atomic
 
 FORMAT = 1
 HEAD = "trainer.json"
@@ -38,10 +39,14 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def write_files(directory: Path, rank: int, names: list[str]) -> None:
+    """What libraries wrote is on the disk when this returns."""
     for name in names:
         (directory / name).chmod(FILE_MODE)
     with disk_errors(directory):
+        for name in names:
+            sync(directory / name)
         checksums = {name: _checksum_of(directory / name) for name in sorted(names)}
+        sync_directory(directory)
     write_atomic(_list_of(directory, rank), msgspec.json.encode(checksums))
 
 
@@ -52,30 +57,21 @@ def write_head(directory: Path, head: Head) -> None:
 
 def check(directory: Path, rank: int, ranks: int) -> Head:
     """Verify every `ranks`-th file, starting at `rank`. Raises SiteError if anything does not match."""
-    try:
+    with damage_errors(directory.parent):
         head = msgspec.json.decode((directory / HEAD).read_bytes(), type=Head)
         if head.format != FORMAT:
             fix = "resume with the rollart-hpc version that wrote it, or remove this checkpoint"
             raise SiteError(f"checkpoint {directory} has format {head.format}, expected {FORMAT}", fix)
         if _checksum_of_all(directory, head) != head.checksum:
-            raise _damaged(directory, "the checksum of its file lists does not match")
+            raise damaged(directory.parent, "the checksum of its file lists does not match")
         lists = [_list_of(directory, r).read_bytes() for r in range(head.ranks)]
         files = [
             item for content in lists for item in msgspec.json.decode(content, type=dict[str, FileChecksum]).items()
         ]
         for name, expected in sorted(files)[rank::ranks]:
             if _checksum_of(directory / name) != expected:
-                raise _damaged(directory, f"the checksum of {name} does not match")
-    except FileNotFoundError as error:
-        raise _damaged(directory, f"{Path(error.filename).name} is missing") from None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _damaged(directory, str(error)) from None
+                raise damaged(directory.parent, f"the checksum of {name} does not match")
     return head
-
-
-def _damaged(directory: Path, detail: str) -> SiteError:
-    fix = "remove this checkpoint to resume from the one before it"
-    return SiteError(f"checkpoint {directory} is damaged or incomplete: {detail}", fix)
 
 
 def _list_of(directory: Path, rank: int) -> Path:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rollart_hpc.errors import SiteError
 from rollart_hpc.observe.trace import Tracer
+from rollart_hpc.rundir import TRAINER_PART
 from rollart_hpc.trainers.chunks import Inbox, groups_of
 from rollart_hpc.trainers.contract import StepResult, Trainer
 from rollart_hpc.trainers.publish import Publisher
@@ -41,7 +42,7 @@ from rollart_hpc.wire.messages import (
 
 log = logging.getLogger(__name__)
 
-PART = "trainer"  # subdirectory of a checkpoint
+PART = TRAINER_PART
 
 
 class Steps:
@@ -243,7 +244,7 @@ class Leader:
             except SiteError as problem:
                 log.error("%s", problem)
                 error = str(problem)
-        self._link.send(Saved(save.version, error))
+        self._link.send(Saved(save.version, messages.clip(error)))
 
     def _pass_on(self, message: Message, frames: list[Frame]) -> None:
         if self._world.size > 1:

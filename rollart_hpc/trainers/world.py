@@ -1,9 +1,11 @@
 """The ranks of one trainer. Owns torch.distributed's default group and how ranks find each other; knows no model.
 
-Rank 0 opens a store on a free port and writes its address to a file; the others wait for that file. A single rank
-opens no port. Payloads are sent as raw bytes, never pickled. A rank that dies closes its sockets, which fails the group
-on the other ranks. A rank that hangs is found by its missing heartbeats. So operations have no timeout of their own:
-they may wait as long as the controller needs to make a batch.
+Rank 0 opens a meeting on a free port and writes its address and its secret to a private file of the run; the others
+wait for that file. A single rank opens no port. Without the secret nobody meets the ranks, and every gloo group, also
+those that libraries make, begins with a proof that both ends of each connection know it. We send payloads as raw bytes,
+never pickled; torch's and Megatron's checkpoint code pickles its plans, between proven ranks only. A rank that dies
+closes its sockets, which fails the group on the other ranks. A rank that hangs is found by its missing heartbeats. So
+operations have no timeout of their own: they may wait as long as the controller needs to make a batch.
 """
 
 from __future__ import annotations
@@ -12,23 +14,32 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import (  # type: ignore[attr-defined]
+    HashStore,
+    ProcessGroupGloo,
+    Store,
+    distributed_c10d,
+)
 
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import read_json, write_json
 from rollart_hpc.types import Frame
+from rollart_hpc.weights.meeting import Meeting, new_secret
+from rollart_hpc.weights.meeting_store import MeetingStore
+from rollart_hpc.weights.proofs import prove
 from rollart_hpc.wire.interfaces import interface_with
 from rollart_hpc.wire.library_ports import hold_libraries
 from rollart_hpc.wire.ports import listen_tcp
 
 _FOREVER = timedelta(days=30)
 _RETRY_S = 0.05
+_PROOF = timedelta(minutes=10)  # ranks reach a new group at different times, after the model is loaded at the latest
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,7 @@ class World:
     rank: int
     size: int
     device: torch.device
+    store: Store | None = field(default=None, repr=False, compare=False)  # torch's groups use it as long as they live
 
     def sum(self, values: list[float]) -> list[float]:
         return self._reduce(values, dist.ReduceOp.SUM)
@@ -75,6 +87,8 @@ class World:
     def close(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
+        if isinstance(self.store, MeetingStore):
+            self.store.close()
 
 
 @contextmanager
@@ -103,17 +117,35 @@ def open_world(
     backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
     if place.type == "cuda":
         torch.cuda.set_device(place)
+    store: HashStore | MeetingStore
     if size == 1:
-        store: Store = HashStore()
+        store = HashStore()
     else:
         assert rendezvous is not None
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, interface_with(host))
         store = _open_store(rendezvous, host) if rank == 0 else _join_store(rendezvous)
         hold_libraries()
+        # It would read the store every second from a thread of its own; our heartbeats find ranks that hang.
+        os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+        _prove_gloo_groups(store.secret)
     with rank_errors():
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_FOREVER)
-    return World(rank, size, place)
+    return World(rank, size, place, store)
+
+
+def _prove_gloo_groups(secret: str) -> None:
+    """From now on every gloo group of this process proves its connections before torch or a library gets it.
+
+    torch has no hook for that: libraries ask for "gloo" by name. So the class that torch makes groups of is replaced.
+    """
+
+    class ProvenGloo(ProcessGroupGloo):
+        def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+            super().__init__(store, rank, size, timeout)
+            prove(self, store, secret, min(timeout, _PROOF))
+
+    distributed_c10d.ProcessGroupGloo = ProvenGloo  # type: ignore[misc]
 
 
 def set_up_cpu(num_threads: int) -> None:
@@ -131,24 +163,25 @@ def pick_device(name: str, local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
-def _open_store(rendezvous: Path, host: str) -> Store:
-    listener = listen_tcp(host)
+def _open_store(rendezvous: Path, host: str) -> MeetingStore:
+    listener, secret = listen_tcp(host), new_secret()
     port = listener.getsockname()[1]
-    store = TCPStore(host, port, None, True, _FOREVER, False, master_listen_fd=listener.detach())
-    write_json(rendezvous, {"host": host, "port": port})
+    store = MeetingStore(host, port, secret, _FOREVER, Meeting(listener, secret))
+    write_json(rendezvous, {"host": host, "port": port, "secret": secret})  # only the user can read it, like our keys
     return store
 
 
-def _join_store(rendezvous: Path, timeout_s: float = 300.0) -> Store:
+def _join_store(rendezvous: Path, timeout_s: float = 300.0) -> MeetingStore:
     """The file may be missing, or from a rank 0 that is gone: read it again until rank 0 answers."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         address = read_json(rendezvous)
         if address is not None:
+            store = MeetingStore(address["host"], address["port"], address["secret"], timedelta(seconds=5))
             try:
-                store = TCPStore(address["host"], address["port"], timeout=timedelta(seconds=5))
+                store.num_keys()
             except RuntimeError:
-                pass
+                store.close()
             else:
                 store.set_timeout(_FOREVER)
                 return store

@@ -23,7 +23,7 @@ from rollart_hpc.weights.layout import BucketInfo, Packer, TensorInfo
 from rollart_hpc.weights.process_groups import CPU, TransferError
 from rollart_hpc.weights.store import views
 from rollart_hpc.weights.transfer import Receiving, Rendezvous, Sending, open_rendezvous
-from rollart_hpc.wire.messages import Message, TransferFailed, TransferJoin, TransferReady, TransferSent
+from rollart_hpc.wire.messages import Message, TransferFailed, TransferJoin, TransferReady, TransferSent, clip
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class DirectSource:
             rendezvous = open_rendezvous(self._host)
         except SiteError as error:
             log.warning("weight transfer %d failed: %s", epoch, error)
-            self._report(TransferFailed(epoch, str(error)))
+            self._report(TransferFailed(epoch, clip(str(error))))
             return
         thread = threading.Thread(
             target=self._send,
@@ -117,7 +117,7 @@ class DirectSource:
         )
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
         thread.start()
-        self._report(TransferReady(epoch, rendezvous.host, rendezvous.port))
+        self._report(TransferReady(epoch, rendezvous.host, rendezvous.port, rendezvous.secret))
 
     def busy(self) -> bool:
         return any(thread.is_alive() for thread in self._threads)
@@ -137,7 +137,7 @@ class DirectSource:
         except Exception as error:  # report every failure to the controller
             level = logging.WARNING if isinstance(error, SiteError) else logging.ERROR
             log.log(level, "weight transfer %d failed: %s", epoch, error)
-            self._report(TransferFailed(epoch, str(error)))
+            self._report(TransferFailed(epoch, clip(str(error))))
         else:
             collective = collective_of(sending.group)
             self._report(TransferSent(epoch, num_bytes, time.monotonic() - start_s, collective))
@@ -161,7 +161,7 @@ class DirectTarget:
         """Wait until all ranks have joined. An engine that calls this first only pauses while the buckets arrive."""
         join = self.join
         receiving = Receiving(
-            join.host, join.port, join.rank, join.size, deadline_s=self.deadline_s, device=self._device
+            join.host, join.port, join.secret, join.rank, join.size, deadline_s=self.deadline_s, device=self._device
         )
         wanted = WeightsId(join.attempt, join.version)
         if receiving.weights_id != wanted:

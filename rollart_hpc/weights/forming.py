@@ -10,17 +10,27 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
+from rollart_hpc.weights.meeting_store import MeetingStore
 from rollart_hpc.weights.mpi import MpiProcessGroup, MpiWorld
 from rollart_hpc.weights.process_groups import CPU, ProcessGroup, RankSetup, TorchProcessGroup, TransferError, explained
 
 _BACKEND, _PLACE, _ROOT, _ABORT = "backend", "place", "root", "abort"
 MPI = "mpi"
 
+# Stores that tell others of an abort: they read it later. At most one, because who gives up leaves the MPI world.
+_given_up: list[MeetingStore] = []
 
-def form(store: TCPStore, setup: RankSetup, world: MpiWorld | None = None) -> ProcessGroup:
-    """The epoch's group. Waits for all ranks, until the deadline at most."""
+
+def form(store: MeetingStore, setup: RankSetup, world: MpiWorld | None = None) -> ProcessGroup:
+    """The epoch's group, which closes the store in the end. Waits for all ranks, until the deadline at most."""
+    try:
+        return _form(store, setup, world)
+    except BaseException:
+        store.close()
+        raise
+
+
+def _form(store: MeetingStore, setup: RankSetup, world: MpiWorld | None) -> ProcessGroup:
     with explained("could not form the group of a weight transfer"):
         backend = _decide(store, setup, world) if setup.rank == 0 else _hear(store, setup, world)
         if backend == MPI:
@@ -40,7 +50,7 @@ def collective_of(group: ProcessGroup) -> str:
     return "gloo" if group.device.type == "cpu" else "nccl"
 
 
-def _decide(store: TCPStore, setup: RankSetup, world: MpiWorld | None) -> str:
+def _decide(store: MeetingStore, setup: RankSetup, world: MpiWorld | None) -> str:
     backend = setup.device.type
     if world is not None and setup.device == CPU and world.place:
         places = [world.place, *(store.get(f"{_PLACE}/{rank}").decode() for rank in range(1, setup.size))]
@@ -51,7 +61,7 @@ def _decide(store: TCPStore, setup: RankSetup, world: MpiWorld | None) -> str:
     return backend
 
 
-def _hear(store: TCPStore, setup: RankSetup, world: MpiWorld | None) -> str:
+def _hear(store: MeetingStore, setup: RankSetup, world: MpiWorld | None) -> str:
     """A target whose world is in use by another epoch offers no place in this one."""
     is_free = world is not None and bool(world.place) and world.enter()
     store.set(f"{_PLACE}/{setup.rank}", world.place if world is not None and is_free else "")
@@ -64,7 +74,7 @@ def _hear(store: TCPStore, setup: RankSetup, world: MpiWorld | None) -> str:
     return backend
 
 
-def _over_mpi(store: TCPStore, setup: RankSetup, world: MpiWorld) -> MpiProcessGroup:
+def _over_mpi(store: MeetingStore, setup: RankSetup, world: MpiWorld) -> MpiProcessGroup:
     """The store stays open beside MPI: a rank that gives up announces it there, because MPI has no way to."""
 
     def gave_up() -> bool:
@@ -73,8 +83,9 @@ def _over_mpi(store: TCPStore, setup: RankSetup, world: MpiWorld) -> MpiProcessG
         return False
 
     def give_up() -> None:
+        _given_up.append(store)
         with suppress(RuntimeError):
             store.set(_ABORT, "1")
 
     root = int(store.get(_ROOT).decode())
-    return MpiProcessGroup(world, root, setup.deadline_s, gave_up, give_up)
+    return MpiProcessGroup(world, root, setup.deadline_s, gave_up, give_up, store.close)

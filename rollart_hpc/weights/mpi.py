@@ -107,15 +107,26 @@ def _initialised(timeout_s: float) -> Any:
 
 
 class MpiProcessGroup(ProcessGroup):
-    """An epoch of all relays of a world. `gave_up`: whether another rank aborted; `give_up`: tell the others."""
+    """An epoch of all relays of a world.
+
+    gave_up   whether another rank aborted
+    give_up   tell the others that this one did
+    release   at the end of an epoch that went well
+    """
 
     device = CPU
 
     def __init__(
-        self, world: MpiWorld, root: int, deadline_s: float, gave_up: Callable[[], bool], give_up: Callable[[], None]
+        self,
+        world: MpiWorld,
+        root: int,
+        deadline_s: float,
+        gave_up: Callable[[], bool],
+        give_up: Callable[[], None],
+        release: Callable[[], None],
     ) -> None:
         self._world, self._root, self._deadline_s = world, root, deadline_s
-        self._gave_up, self._give_up = gave_up, give_up
+        self._gave_up, self._give_up, self._release = gave_up, give_up, release
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mpi")
         self._work: Future[None] | None = None
         self._is_open = True
@@ -143,6 +154,8 @@ class MpiProcessGroup(ProcessGroup):
             self._give_up()
         self._thread.shutdown()  # a running operation ends by its deadline
         self._world.exit()
+        if not failed:
+            self._release()
 
     def _do(self, operation: Callable[..., None], *args: object) -> None:
         if self._world.place == "":

@@ -1,14 +1,13 @@
 """The process group of one epoch: the interface of every collective, and torch's collectives. Knows no buckets.
 
-Every group has its own TCPStore on the source's host. gloo moves CPU memory; NCCL moves GPU memory, if the source's
-tensors are on a GPU; MPI (`mpi`) moves CPU memory between relays. `forming` chooses.
+Every group has its own meeting on the source's host, which only its members can use. gloo moves CPU memory; NCCL moves
+GPU memory, if the source's tensors are on a GPU; MPI (`mpi`) moves CPU memory between relays. `forming` chooses.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +17,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, ProcessGroupGloo  # type: ignore[attr-defined]
 
 from rollart_hpc.errors import SiteError
+from rollart_hpc.weights.meeting_store import MeetingStore
+from rollart_hpc.weights.proofs import prove
 from rollart_hpc.wire.library_ports import hold_libraries
 
 CPU = torch.device("cpu")
@@ -87,9 +88,13 @@ class ProcessGroup(ABC):
 
 
 class TorchProcessGroup(ProcessGroup):
-    def __init__(self, store: TCPStore, setup: RankSetup) -> None:
-        """Waits for all ranks, until the deadline at most. The setup's device decides between gloo and NCCL."""
-        self._store: TCPStore | None = store  # must live as long as the group
+    def __init__(self, store: MeetingStore, setup: RankSetup) -> None:
+        """Waits for all ranks, until the deadline at most. The setup's device decides between gloo and NCCL.
+
+        gloo takes any connection, so the members prove to each other who they are. NCCL takes only those with the
+        random number in its id, which only members find in the store.
+        """
+        self._store = store  # must live as long as the group
         self._deadline = timedelta(seconds=setup.deadline_s)
         self._work: Any = None
         self.device = setup.device
@@ -97,6 +102,8 @@ class TorchProcessGroup(ProcessGroup):
             prefixed = PrefixStore("group", store)
             hold_libraries()
             self._group: Any = _gloo(prefixed, setup) if self.device.type == "cpu" else _nccl(prefixed, setup)
+            if self.device.type == "cpu":
+                prove(self._group, prefixed, store.secret, self._deadline)
 
     def start_broadcast(self, tensor: torch.Tensor) -> None:
         self.finish()
@@ -124,7 +131,8 @@ class TorchProcessGroup(ProcessGroup):
         if group is not None and self.device.type != "cpu":
             group.abort() if failed else group.shutdown()
         # gloo has neither: its connections close when the last reference is dropped, below
-        self._store = None
+        del group
+        self._store.close()
 
 
 def _gloo(store: PrefixStore, setup: RankSetup) -> Any:
@@ -161,17 +169,3 @@ def _nccl(store: PrefixStore, setup: RankSetup) -> Any:
 def _meet(store: PrefixStore, setup: RankSetup) -> None:
     store.set(f"here/{setup.rank}", "")
     store.wait([f"here/{rank}" for rank in range(setup.size)], timedelta(seconds=setup.deadline_s))
-
-
-def open_store(listener: socket.socket, host: str, deadline_s: float) -> TCPStore:
-    """The source's store, on a socket that is already listening."""
-    port = listener.getsockname()[1]
-    with explained("could not open a weight transfer"):
-        return TCPStore(
-            host, port, None, True, timedelta(seconds=deadline_s), False, master_listen_fd=listener.detach()
-        )
-
-
-def join_store(host: str, port: int, deadline_s: float) -> TCPStore:
-    with explained(f"could not join the weight transfer at {host}:{port}"):
-        return TCPStore(host, port, None, False, timedelta(seconds=deadline_s), False)

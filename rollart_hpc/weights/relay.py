@@ -34,6 +34,7 @@ from rollart_hpc.wire.messages import (
     TransferOffer,
     TransferReady,
     TransferSent,
+    clip,
 )
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class Relay:
                 return
             log.warning("can't adopt %s: %s; see the trainer's log", weights_id, error)
             self._discard(weights_id)
-            self._report(TransferFailed(NO_EPOCH, f"can't adopt {weights_id}: {error}"))
+            self._report(TransferFailed(NO_EPOCH, clip(f"can't adopt {weights_id}: {error}")))
             return
         self._tracer.span("weights.adopt", start_s, time.monotonic(), version=weights_id.version)
         self._prune()
@@ -124,10 +125,10 @@ class Relay:
         try:
             rendezvous = open_rendezvous(self._host)
         except SiteError as error:
-            self._report(TransferFailed(offer.epoch, str(error)))
+            self._report(TransferFailed(offer.epoch, clip(str(error))))
             return
         self._start(offer.epoch, self._send, offer, rendezvous)
-        self._report(TransferReady(offer.epoch, rendezvous.host, rendezvous.port))
+        self._report(TransferReady(offer.epoch, rendezvous.host, rendezvous.port, rendezvous.secret))
 
     def _start(self, epoch: int, work: Callable[..., None], *args: object) -> None:
         """Epochs don't wait for each other: an old one with a lost peer ends by its deadline."""
@@ -140,10 +141,10 @@ class Relay:
             work(*args)
         except RollartError as error:
             log.warning("weight transfer %d failed: %s", epoch, error)
-            self._report(TransferFailed(epoch, error.what))
+            self._report(TransferFailed(epoch, clip(error.what)))
         except Exception as error:  # report every failure: the controller then forms the collective again
             log.exception("weight transfer %d failed", epoch)
-            self._report(TransferFailed(epoch, f"{type(error).__name__}: {error}"))
+            self._report(TransferFailed(epoch, clip(f"{type(error).__name__}: {error}")))
         finally:
             with suppress(OSError):
                 self._prune()
@@ -167,7 +168,7 @@ class Relay:
     def _receive(self, join: TransferJoin) -> None:
         weights_id = WeightsId(join.attempt, join.version)
         receiving = Receiving(
-            join.host, join.port, join.rank, join.size, deadline_s=self._deadline_s, world=self._world
+            join.host, join.port, join.secret, join.rank, join.size, deadline_s=self._deadline_s, world=self._world
         )
         start_s = time.monotonic()
         with receiving, self._store.draft(weights_id) as draft:

@@ -3,8 +3,8 @@
 The stream is `Opening, (BucketInfo, bytes)*, Closing`, then a barrier that tells the source that everything arrived.
 If the source knows all buckets in advance their infos are in the Opening, and only bucket bytes follow it.
 The deadline applies to every broadcast: if a peer stops or dies the epoch fails on all ranks within the deadline. A
-rank that fails aborts its group, which fails the others at once. Data is not encrypted. The source's sockets bind to
-its host, a target's sockets to the address that faces the source.
+rank that fails aborts its group, which fails the others at once. Only processes that know the epoch's secret can join;
+data is not encrypted. The source's sockets bind to its host, a target's sockets to the address that faces the source.
 
 Must not know who requests a transfer, nor how the buckets are used.
 """
@@ -15,7 +15,8 @@ import logging
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
@@ -25,8 +26,10 @@ import torch
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.forming import form
 from rollart_hpc.weights.layout import BucketInfo, Manifest
+from rollart_hpc.weights.meeting import Meeting, new_secret
+from rollart_hpc.weights.meeting_store import MeetingStore
 from rollart_hpc.weights.mpi import MpiWorld
-from rollart_hpc.weights.process_groups import CPU, RankSetup, TransferError, join_store, open_store
+from rollart_hpc.weights.process_groups import CPU, RankSetup, TransferError
 from rollart_hpc.weights.store import check_bucket
 from rollart_hpc.wire.interfaces import address_facing
 from rollart_hpc.wire.ports import listen_tcp
@@ -59,11 +62,16 @@ _decoder = msgspec.json.Decoder(Frame)
 
 @dataclass
 class Rendezvous:
-    """Where the targets of an epoch meet its source."""
+    """Where the targets of an epoch meet its source, and the secret that lets them in."""
 
     host: str
     port: int
     listener: socket.socket
+    secret: str = field(default_factory=new_secret, repr=False)
+
+    def open(self, deadline_s: float) -> MeetingStore:
+        meeting = Meeting(self.listener, self.secret)
+        return MeetingStore(self.host, self.port, self.secret, timedelta(seconds=deadline_s), meeting)
 
 
 def open_rendezvous(host: str) -> Rendezvous:
@@ -82,7 +90,7 @@ class Sending:
         device: torch.device = CPU,
         world: MpiWorld | None = None,
     ) -> None:
-        store = open_store(rendezvous.listener, rendezvous.host, deadline_s)
+        store = rendezvous.open(deadline_s)
         self.group = form(store, RankSetup(0, size, rendezvous.host, deadline_s, device), world)
 
     def send(
@@ -149,6 +157,7 @@ class Receiving:
         self,
         host: str,
         port: int,
+        secret: str,
         rank: int,
         size: int,
         *,
@@ -156,7 +165,7 @@ class Receiving:
         device: torch.device = CPU,
         world: MpiWorld | None = None,
     ) -> None:
-        store = join_store(host, port, deadline_s)
+        store = MeetingStore(host, port, secret, timedelta(seconds=deadline_s))
         self.group = form(store, RankSetup(rank, size, address_facing(host, port), deadline_s, device), world)
         self._infos: list[BucketInfo] = []
         self._closing: Closing | None = None

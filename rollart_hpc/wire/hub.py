@@ -1,8 +1,9 @@
 """The controller's end of the star: one ROUTER that every process of the run talks to.
 
-Owns the socket, access control (CURVE with one client key) and the route to each name. Decodes headers and
-forwards payloads untouched. `members` decides which process may use a name; the caller decides what a message
-means. Invalid input from strangers or broken peers is refused, logged and counted, and the run continues.
+Owns the socket, access control and the route to each name. Every role has a CURVE key of its own: a Hello must name
+the role of its key, and a process may only send what its role may (`wire.permissions`). Decodes headers and forwards
+payloads untouched. `members` decides which process may use a name; the caller decides what a message means. Invalid
+input from strangers or broken peers is refused, logged and counted, and the run continues.
 
 A peer's socket identity is `name#incarnation`: a restarted process never shares a route with its predecessor,
 so late messages from the superseded process are recognised.
@@ -23,9 +24,11 @@ from zmq.utils import z85
 from rollart_hpc.errors import SiteError
 from rollart_hpc.types import Frame
 from rollart_hpc.wire import messages
+from rollart_hpc.wire.gate import Gate
 from rollart_hpc.wire.keys import ServerKeys
-from rollart_hpc.wire.messages import MAX_FRAME_BYTES, MAX_FRAMES, AnyMessage, BadMessage, Message
-from rollart_hpc.wire.parts import TornMessage, receive_frames, send_parts, unpack
+from rollart_hpc.wire.messages import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, AnyMessage, BadMessage, Message
+from rollart_hpc.wire.parts import Oversized, TornMessage, receive_from_peer, send_parts, unpack
+from rollart_hpc.wire.permissions import Permission, permission_of
 from rollart_hpc.wire.ports import in_range
 
 log = logging.getLogger(__name__)
@@ -33,8 +36,12 @@ log = logging.getLogger(__name__)
 Incoming = tuple[str, AnyMessage, list[Frame]]
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"  # fixed by ZeroMQ's RFC 27, private to this hub's context
+SUPERVISOR = "supervisor"  # its role and its name
 LOG_EVERY_S = 5.0
 MOST_EVENTS = 1000  # connection events read at a time
+# A connection that has not proved its key by then is closed. At 5 s, 3,000 workers that register at once on a busy
+# machine were cut off, and their new handshakes delayed the rest.
+HANDSHAKE_MS = 15_000
 HANDSHAKE_FAILURES = {
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "wrong key",
     int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "another protocol, or encrypted for another controller",
@@ -54,14 +61,21 @@ class Hub:
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._max_frame_bytes = max_frame_bytes
-        self._admitted_key = keys.client_public
+        self._roles_of_keys = keys.roles
         self._routes: dict[str, bytes] = {}  # admitted and not lost
-        self._names: dict[bytes, str] = {}  # the same by identity
+        self._names: dict[bytes, tuple[str, Permission]] = {}  # the same by identity, with what it may send
+        self._roles: dict[str, str] = {}  # by name: a name never changes its role
         self._newest: dict[str, bytes] = {}  # the last one admitted, even if lost
         self._superseded: set[bytes] = set()
         self._num_shaken = 0  # successful handshakes
         self._shaken_before: dict[int, int] = {}  # by file descriptor: `_num_shaken` when it connected
         self._logged_s: dict[str, float] = {}
+        try:
+            self._gate = Gate(bind_host, port)
+        except OSError as error:
+            where = f"{bind_host}:{port or 'any port'}"
+            raise SiteError(f"can't listen on {where}: {error}", "choose another interface or port range") from None
+        self.host, self.port = bind_host, self._gate.port
         self._context = zmq.Context()
         self._zap = self._context.socket(zmq.REP)
         self._zap.linger = 0
@@ -76,14 +90,8 @@ class Hub:
             | zmq.EVENT_ACCEPT_FAILED
             | zmq.EVENT_DISCONNECTED
         )
-        try:
-            self._router.bind(f"tcp://{bind_host}:{port or '*'}")
-        except zmq.ZMQError as error:
-            self.close()
-            where = f"{bind_host}:{port or 'any port'}"
-            raise SiteError(f"can't listen on {where}: {error}", "choose another interface or port range") from None
-        self.host = bind_host
-        self.port = int(self._router.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
+        self._router.setsockopt(zmq.USE_FD, self._gate.listener())
+        self._router.bind(f"tcp://{bind_host}:{self.port}")
         self._poller = zmq.Poller()
         for socket in (self._router, self._zap, self._monitor):
             self._poller.register(socket, zmq.POLLIN)
@@ -108,7 +116,7 @@ class Hub:
         router.tcp_keepalive_idle = 30
         router.tcp_keepalive_intvl = 10
         router.tcp_keepalive_cnt = 3
-        router.backlog = 1024  # a whole cluster connects at once
+        router.handshake_ivl = HANDSHAKE_MS  # strangers hold a descriptor for this long at most
         return router
 
     def watch(self, descriptor: int) -> None:
@@ -125,6 +133,7 @@ class Hub:
             self._answer_handshakes()
         if self._monitor in ready:
             self._read_monitor()
+        self._gate.open_if_room()
         arrived: list[Incoming] = []
         if self._router in ready:
             self._drain(arrived, max_messages)
@@ -133,40 +142,62 @@ class Hub:
     def _drain(self, arrived: list[Incoming], max_messages: int) -> None:
         for _ in range(max_messages):
             try:
-                identity, *frames = receive_frames(self._router)
+                identity, frames, last = receive_from_peer(
+                    self._router, self._max_frame_bytes + MAX_HEADER_BYTES, MAX_FRAMES
+                )
             except zmq.Again:
                 return
+            except Oversized as error:
+                self.complain("oversized", f"message from {error.identity[:80]!r}: {error}")
+                continue
             try:
-                incoming = self._read(identity, frames)
+                incoming = self._read(identity, frames, last)
             except (BadMessage, TornMessage) as error:
-                self._complain("bad_messages", f"bad message from {identity[:80]!r}: {error}")
+                self.complain("bad_messages", f"bad message from {identity[:80]!r}: {error}")
                 continue
             if incoming is not None:
                 arrived.append(incoming)
 
-    def _read(self, identity: bytes, frames: list[bytes]) -> Incoming | None:
-        if max(map(len, frames), default=0) > self._max_frame_bytes:
-            self._complain("oversized", f"frame larger than {self._max_frame_bytes} bytes from {identity[:80]!r}")
-            return None
+    def _read(self, identity: bytes, frames: list[bytes], last: zmq.Frame) -> Incoming | None:
+        """`last`: the last frame as it arrived; ZeroMQ's side of it knows the role of the peer's key."""
         parts = unpack(frames)
         if not 1 <= len(parts) <= MAX_FRAMES:
             raise BadMessage(f"{len(parts)} parts, expected 1 to {MAX_FRAMES}")
+        if len(parts[0]) > MAX_HEADER_BYTES:
+            raise BadMessage(f"a header of {len(parts[0])} bytes, expected at most {MAX_HEADER_BYTES}")
         message = messages.decode(parts[0])
         known = self._names.get(identity)
-        if known is not None and not isinstance(message, messages.Hello):
-            return known, message, parts[1:]
+        if known is not None and type(message) is not messages.Hello:
+            if type(message) in known[1]:
+                return known[0], message, parts[1:]
+            self.complain("forbidden", f"{type(message).__name__} from {known[0]}, which may not send it")
+            return None
         name, _, incarnation = identity.decode(errors="replace").partition("#")
         if isinstance(message, messages.Hello) and (name, incarnation) != (message.name, message.incarnation):
             raise BadMessage(f"Hello of {message.name!r} under another identity")
         if identity in self._superseded:
-            self._complain("superseded", f"message from a process that lost the name {name} to a newer one")
+            self.complain("superseded", f"message from a process that lost the name {name} to a newer one")
             self._send_raw(identity, messages.Refused(f"another process took over the name {name}"))
             return None
         if not isinstance(message, messages.Hello):
-            self._complain("unknown", f"{type(message).__name__} from {name!r}, which has not sent Hello")
+            self.complain("unknown", f"{type(message).__name__} from {name!r}, which has not sent Hello")
             self._send_raw(identity, messages.WhoAreYou())
             return None
+        problem = self._role_problem(message, last)
+        if problem:
+            self.complain("forbidden", f"Hello of {name!r}: {problem}")
+            self._send_raw(identity, messages.Refused(problem))
+            return None
         return message.name, message, parts[1:]  # the same object as in Hello: lookups compare by address
+
+    def _role_problem(self, hello: messages.Hello, last: zmq.Frame) -> str:
+        """A role is proved by its key, and a process can't take over the name of another role's."""
+        proved, owner = last.get("User-Id"), self._roles.get(hello.name, hello.role)
+        if proved != hello.role:
+            return f"role {hello.role!r} with the key of role {proved!r}"
+        if owner != hello.role or (hello.name == SUPERVISOR) != (hello.role == SUPERVISOR):
+            return f"a process of role {hello.role!r} can't use the name {hello.name}"
+        return ""
 
     def send(self, name: str, message: Message, *frames: Frame) -> bool:
         """False: the peer is not admitted, has vanished, or has stopped reading. A peer can't make it raise."""
@@ -187,7 +218,7 @@ class Hub:
 
     # --- routes, decided by `members` --------------------------------------------------------------
 
-    def admit(self, name: str, incarnation: str) -> None:
+    def admit(self, name: str, incarnation: str, role: str) -> None:
         """From now on this process owns `name`; every message of an earlier one is refused."""
         identity = identity_of(name, incarnation)
         earlier = self._newest.get(name)
@@ -196,7 +227,8 @@ class Hub:
             self._superseded.add(earlier)
             self._names.pop(earlier, None)
         self._routes[name] = self._newest[name] = identity
-        self._names[identity] = name
+        self._roles[name] = role
+        self._names[identity] = name, permission_of(role)
 
     def refuse(self, name: str, incarnation: str, reason: str) -> None:
         self.counters["refused_hellos"] += 1
@@ -211,18 +243,18 @@ class Hub:
     # --- handshakes ----------------------------------------------------------------------------------
 
     def _answer_handshakes(self) -> None:
-        """ZAP (ZeroMQ RFC 27): each CURVE handshake asks here whether the client's key is known."""
+        """ZAP (ZeroMQ RFC 27): each CURVE handshake asks here which role the client's key belongs to."""
         while True:
             try:
                 request = self._zap.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             version, number, _domain, address, _identity, mechanism = request[:6]
-            admitted = mechanism == b"CURVE" and z85.encode(request[6]).decode() == self._admitted_key
-            if not admitted:
+            role = self._roles_of_keys.get(z85.encode(request[6]).decode(), "") if mechanism == b"CURVE" else ""
+            if not role:
                 self._log_sometimes("zap", f"handshake from {address.decode(errors='replace')} with an unknown key")
-            code, text = (b"200", b"OK") if admitted else (b"400", b"unknown key")
-            self._zap.send_multipart([version, number, code, text, b"worker" if admitted else b"", b""])
+            code, text = (b"200", b"OK") if role else (b"400", b"unknown key")
+            self._zap.send_multipart([version, number, code, text, role.encode(), b""])  # the role becomes the User-Id
 
     def _read_monitor(self) -> None:
         """Success events don't name a connection. One without any success during its lifetime was a stranger's."""
@@ -232,21 +264,22 @@ class Hub:
             event = zmq.utils.monitor.recv_monitor_message(self._monitor)
             kind, value = int(event["event"]), int(event["value"])
             if kind in HANDSHAKE_FAILURES:
-                self._complain("refused_handshakes", HANDSHAKE_FAILURES[kind])
+                self.complain("refused_handshakes", HANDSHAKE_FAILURES[kind])
             elif kind == zmq.EVENT_ACCEPT_FAILED:
-                self._complain("refused_connections", f"{os.strerror(value)}; if out of files, raise `ulimit -Hn`")
+                self._gate.shut()
+                self.complain("refused_connections", f"{os.strerror(value)}; if out of files, raise `ulimit -Hn`")
             elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._num_shaken += 1
             elif kind == zmq.EVENT_ACCEPTED:
                 self._shaken_before[value] = self._num_shaken
             elif self._shaken_before.pop(value, None) == self._num_shaken:
-                self._complain("disconnects", "a connection that did not speak ZeroMQ")
+                self.complain("disconnects", "a connection that did not speak ZeroMQ")
             else:  # closed, broken, or a frame larger than `maxmsgsize`
                 log.debug("connection closed")
 
     # --- complaints ------------------------------------------------------------------------------------
 
-    def _complain(self, counter: str, text: str) -> None:
+    def complain(self, counter: str, text: str) -> None:
         self.counters[counter] += 1
         self._log_sometimes(counter, f"{text} ({counter}: {self.counters[counter]})")
 
@@ -263,6 +296,7 @@ class Hub:
         self._router.close()
         self._zap.close(0)
         self._context.term()
+        self._gate.close()
 
 
 def listen(host: str, ports: str, server_keys: ServerKeys) -> Hub:

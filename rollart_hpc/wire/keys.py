@@ -1,12 +1,14 @@
-"""The CURVE keys of one attempt. Owns their files; opens no socket.
+"""The CURVE keys of one attempt, a pair for each role. Owns their files; opens no socket.
 
-Only the controller reads `server.key`; every worker reads `client.key`. Every attempt gets new keys, so a
-process that survived an earlier attempt can't even complete a handshake with the current controller.
+Only the controller reads `server.key`; a worker reads the file of its own role, e.g. `env.key`. The hub knows which key
+belongs to which role, so a process can't join as another role than its key's. Every attempt gets new keys, so a process
+that survived an earlier attempt can't even complete a handshake with the current controller.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,52 +17,61 @@ import msgspec
 import zmq
 
 from rollart_hpc.errors import SiteError
+from rollart_hpc.types import Role
 
 SERVER_FILE = "server.key"
-CLIENT_FILE = "client.key"
+WORKERS: tuple[Role, ...] = ("env", "engine", "relay", "trainer", "reward", "supervisor")  # of a controller
+AGENTS: tuple[Role, ...] = ("agent",)  # of a supervisor
 
 
 @dataclass(frozen=True, repr=False)
 class ServerKeys:
-    """The controller's keys: its own pair and the only client key it accepts (Z85 text)."""
+    """A hub's own pair, and the public keys it accepts, each with its role (Z85 text)."""
 
     public: str
     secret: str
-    client_public: str
+    roles: dict[str, Role]
 
 
 @dataclass(frozen=True, repr=False)
 class ClientKeys:
-    """A worker's keys: the pair shared by all workers of the attempt, and the controller's public key."""
+    """A worker's keys: the pair shared by all workers of its role and attempt, and the hub's public key."""
 
     public: str
     secret: str
     server_public: str
 
 
-def new_keys() -> tuple[ServerKeys, ClientKeys]:
-    server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
-    client_public, client_secret = (key.decode() for key in zmq.curve_keypair())
-    return (
-        ServerKeys(server_public, server_secret, client_public),
-        ClientKeys(client_public, client_secret, server_public),
-    )
+def new_keys(roles: Iterable[Role] = WORKERS) -> tuple[ServerKeys, dict[Role, ClientKeys]]:
+    server_public, server_secret = _pair()
+    clients = {role: ClientKeys(*_pair(), server_public) for role in roles}
+    return ServerKeys(server_public, server_secret, {keys.public: role for role, keys in clients.items()}), clients
 
 
-def make_keys(directory: Path) -> None:
+def _pair() -> tuple[str, str]:
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+def make_keys(directory: Path, roles: Iterable[Role] = WORKERS) -> None:
     """Write new keys into `directory`, which is created if missing."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    server, client = new_keys()
+    server, clients = new_keys(roles)
     _write(directory / SERVER_FILE, server)
-    _write(directory / CLIENT_FILE, client)
+    for role, keys in clients.items():
+        _write(client_file(directory, role), keys)
+
+
+def client_file(directory: Path, role: Role) -> Path:
+    return directory / f"{role}.key"
 
 
 def load_server(directory: Path) -> ServerKeys:
     return _read(directory / SERVER_FILE, ServerKeys)
 
 
-def load_client(directory: Path) -> ClientKeys:
-    return _read(directory / CLIENT_FILE, ClientKeys)
+def load_client(directory: Path, role: Role) -> ClientKeys:
+    return _read(client_file(directory, role), ClientKeys)
 
 
 def _write(path: Path, keys: ServerKeys | ClientKeys) -> None:

@@ -10,6 +10,9 @@ Knows nothing of roles.
 
 When the connection breaks or the controller considers us lost, messages may be lost in both directions. The link
 then sends Hello again and passes `WhoAreYou` to the role, which drops its work: the controller issues it again.
+
+Heartbeats say how long ago the main loop came around (`turn`, called by `recv`), unless it waits for work (`rest`), and
+how much work it did (`count_work`). So the controller can tell a busy process from a stuck one.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
@@ -84,6 +87,9 @@ class Link:
         self._heartbeat_s = 1.0
         self._sent_s = 0.0
         self._silence_s = float("inf")  # until Welcome sets it
+        self._turned_s: float | None = None  # when the main loop last came around; None: it waits
+        self._work: Callable[[], int] = lambda: 0
+        self._told_work = 0
         self._connected = False
         self._hello_waits = True  # sent, not yet answered
         self._best_round_trip_s = float("inf")
@@ -140,8 +146,26 @@ class Link:
         """Call from any thread. Changes the Hello for the next time this process joins."""
         self._hello = msgspec.structs.replace(self._hello, version=version)
 
+    def turn(self) -> None:
+        """The main loop came around. A loop that waits elsewhere than in `recv` calls it after every wait."""
+        self._turned_s = time.monotonic()
+
+    def rest(self) -> None:
+        """The main loop waits for work from now on."""
+        self._turned_s = None
+
+    def count_work(self, total: Callable[[], int]) -> None:
+        """`total` gives all work done so far, e.g. tokens. The link's thread calls it."""
+        self._work = total
+
     def recv(self, timeout_s: float | None = None) -> Received | None:
         """The next message, or None after `timeout_s` (None: wait forever). Raises LinkClosed once it is closed."""
+        try:
+            return self._recv(timeout_s)
+        finally:
+            self.turn()
+
+    def _recv(self, timeout_s: float | None) -> Received | None:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             received = self._pop()
@@ -150,6 +174,7 @@ class Link:
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if left_s is not None and left_s <= 0:
                 return None
+            self.rest()
             self._incoming.wait(left_s)
 
     def _pop(self) -> Received | None:
@@ -172,7 +197,7 @@ class Link:
         """Sends what is queued, then Bye. May be called twice."""
         if self._bye is not None:
             return
-        self._bye = Bye(reason, is_leaving)
+        self._bye = Bye(messages.clip(reason), is_leaving)
         self._outgoing.set()
         self._thread.join()
         self._context.term()
@@ -225,7 +250,7 @@ class Link:
             if now >= beat_due_s(self._heartbeat_s, beaten_s, self._sent_s, heard_s):
                 beaten_s = self._sent_s = now
                 if self._welcomed.is_set():
-                    self._put([messages.encode(Heartbeat(now))])
+                    self._put([messages.encode(self._heartbeat(now))])
             blocked = not self._flush()
             poller.modify(self._dealer, zmq.POLLIN | (zmq.POLLOUT if blocked else 0))
             if now - heard_s > self._silence_s:
@@ -233,6 +258,11 @@ class Link:
         self._flush()
         if self.closed_reason is None:
             self._put([messages.encode(self._bye or Bye(""))])
+
+    def _heartbeat(self, now: float) -> Heartbeat:
+        turned_s, total = self._turned_s, self._work()
+        work, self._told_work = total - self._told_work, total
+        return Heartbeat(now, 0.0 if turned_s is None else max(0.0, now - turned_s), max(0, work))
 
     def _put(self, parts: Sequence[Frame]) -> bool:
         try:

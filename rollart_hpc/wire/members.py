@@ -38,7 +38,7 @@ class Router(Protocol):
     """What `Members` needs from the hub."""
 
     def send(self, name: str, message: Message) -> bool: ...
-    def admit(self, name: str, incarnation: str) -> None: ...
+    def admit(self, name: str, incarnation: str, role: str) -> None: ...
     def refuse(self, name: str, incarnation: str, reason: str) -> None: ...
     def forget(self, name: str) -> None: ...
 
@@ -64,8 +64,11 @@ class Members:
         heartbeat_s: float = 1.0,
         silence_s: float = 20.0,
         clock: Callable[[], float] = time.monotonic,
+        judge: Callable[[Hello], str] = lambda _: "",
     ) -> None:
+        """`judge` says what else is wrong with a Hello; "" = nothing."""
         self._router = router
+        self._judge = judge
         self.fence = attempt  # processes of older attempts are refused; raise it to shut out everything admitted so far
         self._heartbeat_s = heartbeat_s
         self._silence_s = silence_s
@@ -122,7 +125,7 @@ class Members:
         if earlier is not None:
             again = earlier.incarnation == hello.incarnation
             events.append(Lost(earlier, "its connection broke" if again else "replaced by a newer process"))
-        self._router.admit(name, hello.incarnation)
+        self._router.admit(name, hello.incarnation, hello.role)
         self._hellos[name] = hello
         self._heard_s[name] = self._clock()
         self._router.send(name, Welcome(self._heartbeat_s, PATIENCE * self._silence_s, self._clock()))
@@ -145,7 +148,7 @@ class Members:
             return f"kv_tokens {hello.kv_tokens}, must not be negative"
         if not MIN_SPEED <= hello.speed <= MAX_SPEED:
             return f"speed {hello.speed}, must be {MIN_SPEED} to {MAX_SPEED}"
-        return ""
+        return self._judge(hello)
 
     def _lose(self, name: str, reason: str, state: ProcessState = ProcessState.LOST) -> list[Joined | Lost]:
         del self._heard_s[name]

@@ -4,13 +4,17 @@ A message is `[header, payload, payload, ...]`: the header is one byte of protoc
 msgpack-encoded struct from this file, payloads are raw arrays that the hub forwards untouched.
 `frames` in a docstring lists the payloads. `issue` counts how many times a trajectory was issued:
 an answer to an older issue is dropped.
+
+What workers send is bounded by its types: msgspec checks lengths and ranges while it decodes, in C. A number that is
+not finite is in no range. Who may send what: `wire.permissions`.
 """
 
 from __future__ import annotations
 
-from typing import Union
+from typing import Annotated, Union
 
 import msgspec
+from msgspec import Meta
 
 from rollart_hpc.types import Frame
 from rollart_hpc.vocabulary import RunState
@@ -18,6 +22,28 @@ from rollart_hpc.vocabulary import RunState
 PROTOCOL = 2
 MAX_FRAME_BYTES = 64 << 20
 MAX_FRAMES = 4096
+MAX_HEADER_BYTES = 64 << 10  # of a message to the hub
+TEXT_CHARS = 2000
+
+Name = Annotated[str, Meta(max_length=255)]  # of a process, node, pool, trajectory or status; a digest
+Text = Annotated[str, Meta(max_length=TEXT_CHARS)]  # for people; senders shorten it with `clip`
+Count = Annotated[int, Meta(ge=0, le=1 << 31)]
+Bytes = Annotated[int, Meta(ge=0, le=1 << 50)]
+Number = Annotated[int, Meta(ge=-(1 << 31), le=1 << 31)]
+Version = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]  # of a policy; -1 = none
+Request = Annotated[int, Meta(ge=0, le=(1 << 62))]
+Hash = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Credits = Annotated[int, Meta(ge=0, le=1 << 20)]
+Ranks = Annotated[int, Meta(ge=1, le=1 << 16)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Finite = Annotated[float, Meta(ge=-1e9, le=1e9)]
+Seconds = Finite
+Names = Annotated[list[Name], Meta(max_length=4096)]
+
+
+def clip(text: str) -> str:
+    """A text that fits a message."""
+    return text[:TEXT_CHARS]
 
 
 class BadMessage(Exception):
@@ -34,19 +60,19 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unk
 class Hello(Message):
     """worker -> controller, first message and again after `WhoAreYou`."""
 
-    role: str
-    name: str  # unique in the run, e.g. "engine-compute-0"; also the socket's identity
-    node: str
-    pool: str  # of an engine, "" otherwise
-    capacity: int  # maximum requests in flight: the controller's credits for this worker
-    package: str
-    attempt: int
-    incarnation: str  # unique for every process start
-    pid: int
-    version: int = -1  # trainer: policy_version loaded; -1 = none
-    num_ranks: int = 1  # engine: how many of its processes join a weight transfer
-    kv_tokens: int = 0  # engine: capacity of its KV cache; 0 = unknown
-    speed: float = 1.0  # engine: relative to others of the same capacity
+    role: Name
+    name: Name  # unique in the run, e.g. "engine-compute-0"; also the socket's identity
+    node: Name
+    pool: Name  # of an engine, "" otherwise
+    capacity: Credits  # maximum requests in flight: the controller's credits for this worker
+    package: Name
+    attempt: Count
+    incarnation: Name  # unique for every process start
+    pid: Count
+    version: Version = -1  # trainer: policy_version loaded; -1 = none
+    num_ranks: Ranks = 1  # engine: how many of its processes join a weight transfer
+    kv_tokens: Bytes = 0  # engine: capacity of its KV cache; 0 = unknown
+    speed: Finite = 1.0  # engine: relative to others of the same capacity
 
 
 class Welcome(Message):
@@ -67,6 +93,8 @@ class WhoAreYou(Message):
 
 class Heartbeat(Message):
     sent_s: float  # sender's monotonic clock
+    age_s: float = 0.0  # since its main loop last came around; 0 while it waits for work
+    work: int = 0  # engines: tokens computed since the last heartbeat
 
 
 class HeartbeatAck(Message):
@@ -75,7 +103,7 @@ class HeartbeatAck(Message):
 
 
 class Bye(Message):
-    reason: str
+    reason: Text
     is_leaving: bool = False  # the process chose to leave: it was idle, or its lifetime is over
 
 
@@ -88,15 +116,15 @@ class Stop(Message):
 class Exited(Message):
     """supervisor -> controller: a process has exited (faster than waiting for missing heartbeats)."""
 
-    name: str
-    incarnation: str
-    code: int
+    name: Name
+    incarnation: Name
+    code: Number
 
 
 class Warned(Message):
     """worker -> controller -> supervisor: this process got SIGTERM, so the machine will soon end the job."""
 
-    name: str
+    name: Name
 
 
 class Silent(Message):
@@ -122,8 +150,14 @@ class Drain(Message):
     `at_once`: without a checkpoint; there is only time for the processes to leave.
     """
 
-    reason: str
+    reason: Name
     at_once: bool = False
+
+
+class TrainerAttempt(Message):
+    """supervisor -> controller: the trainer's ranks start again, as this attempt. No other may join from now on."""
+
+    attempt: Count
 
 
 class SaveWanted(Message):
@@ -137,14 +171,14 @@ class SaveWanted(Message):
 class Offer(Message):
     """agent -> supervisor, after Hello: what its node has for the run."""
 
-    host: str
-    nodes: list[str]  # of the plan, that it stands for; empty: the supervisor knows them by host and job
-    job: str  # Slurm's id of the job that contains it; "" = none
-    hardware: str  # class of the site, for a node that is not in the plan
-    pool: str  # pool whose engines it offers to run, for a node that is not in the plan
-    gpus: list[str]  # as in CUDA_VISIBLE_DEVICES
-    cpus: int
-    memory_gb: float
+    host: Name
+    nodes: Names  # of the plan, that it stands for; empty: the supervisor knows them by host and job
+    job: Name  # Slurm's id of the job that contains it; "" = none
+    hardware: Name  # class of the site, for a node that is not in the plan
+    pool: Name  # pool whose engines it offers to run, for a node that is not in the plan
+    gpus: Names  # as in CUDA_VISIBLE_DEVICES
+    cpus: Count
+    memory_gb: Finite
     is_guest: bool = False  # not in the plan: the supervisor finds work for it
 
 
@@ -176,9 +210,9 @@ class Launch(Message):
 class Launched(Message):
     """agent -> supervisor."""
 
-    name: str
-    incarnation: str
-    pid: int
+    name: Name
+    incarnation: Name
+    pid: Count
 
 
 class Signalled(Message):
@@ -201,10 +235,10 @@ class EndProcess(Message):
 class Died(Message):
     """agent -> supervisor: the process has ended, or could not be started (`reason`). Negative codes are signals."""
 
-    name: str
-    incarnation: str
-    code: int
-    reason: str = ""
+    name: Name
+    incarnation: Name
+    code: Number
+    reason: Text = ""
 
 
 # --- environments ----------------------------------------------------------------------------
@@ -231,12 +265,12 @@ class Cancel(Message):
 class TurnWanted(Message):
     """env worker -> controller. frames: new ids (int32): all ids if `full`, else those after the prefix."""
 
-    trajectory: str
-    issue: int
-    turn: int
-    prefix_tokens: int
-    prefix_hash: int  # see wire.prefix
-    max_new_tokens: int
+    trajectory: Name
+    issue: Count
+    turn: Count
+    prefix_tokens: Count
+    prefix_hash: Hash  # see wire.prefix
+    max_new_tokens: Annotated[int, Meta(ge=1, le=1 << 31)]
     full: bool
 
 
@@ -251,15 +285,15 @@ class Resend(Message):
 class Ended(Message):
     """env worker -> controller. frames: transcript (msgpack), then ids, logprobs, versions of all samples, joined."""
 
-    trajectory: str
-    issue: int
-    status: str  # vocabulary.DONE or a DropReason
-    detail: str
-    num_turns: int
-    num_tokens: int
+    trajectory: Name
+    issue: Count
+    status: Name  # vocabulary.DONE or a DropReason
+    detail: Text
+    num_turns: Count
+    num_tokens: Count
     sample_lengths: list[int]
-    reset_s: float = 0.0
-    env_s: float = 0.0
+    reset_s: Seconds = 0.0
+    env_s: Seconds = 0.0
 
 
 # --- engines ---------------------------------------------------------------------------------
@@ -294,32 +328,32 @@ class Forget(Message):
 
 
 class PrefixMissing(Message):
-    request: int
+    request: Request
 
 
 class Prefilled(Message):
     """engine -> controller: the KV of this prompt is ready for the engine that decodes it."""
 
-    request: int
-    trajectory: str
-    kv: str
-    num_prefill_tokens: int
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    kv_used_tokens: int = 0  # KV in use by all trajectories of the engine
+    request: Request
+    trajectory: Name
+    kv: Annotated[str, Meta(max_length=4096)]
+    num_prefill_tokens: Count
+    queue_s: Seconds = 0.0
+    prefill_s: Seconds = 0.0
+    kv_used_tokens: Bytes = 0  # KV in use by all trajectories of the engine
 
 
 class Generated(Message):
     """engine -> controller -> env worker. frames: ids, logprobs, versions of the sampled tokens."""
 
-    request: int
-    trajectory: str
-    num_prefill_tokens: int
-    num_decode_tokens: int
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    kv_used_tokens: int = 0  # KV in use by all trajectories of the engine
+    request: Request
+    trajectory: Name
+    num_prefill_tokens: Count
+    num_decode_tokens: Count
+    queue_s: Seconds = 0.0
+    prefill_s: Seconds = 0.0
+    decode_s: Seconds = 0.0
+    kv_used_tokens: Bytes = 0  # KV in use by all trajectories of the engine
 
 
 # --- weights ---------------------------------------------------------------------------------
@@ -328,10 +362,10 @@ class Generated(Message):
 class Published(Message):
     """trainer -> controller. staged: the buckets are in its node's shared memory; direct: ready to send."""
 
-    attempt: int
-    version: int
-    num_bytes: int
-    seconds: float
+    attempt: Count
+    version: Version
+    num_bytes: Bytes
+    seconds: Seconds
 
 
 class Adopt(Message):
@@ -351,10 +385,10 @@ class PublishAgain(Message):
 class Held(Message):
     """relay -> controller: engines on my node can install these weights."""
 
-    attempt: int
-    version: int
-    num_bytes: int
-    seconds: float
+    attempt: Count
+    version: Version
+    num_bytes: Bytes
+    seconds: Seconds
 
 
 class TransferOffer(Message):
@@ -367,9 +401,12 @@ class TransferOffer(Message):
 
 
 class TransferReady(Message):
-    epoch: int
-    host: str
-    port: int
+    """source -> controller: targets can join. Without the secret, which the source made for this epoch, nobody can."""
+
+    epoch: Count
+    host: Name
+    port: Port
+    secret: Name
 
 
 class TransferJoin(Message):
@@ -382,22 +419,23 @@ class TransferJoin(Message):
     size: int
     host: str
     port: int
+    secret: str
 
 
 class TransferFailed(Message):
     """source or target -> controller: the collective of this epoch failed."""
 
-    epoch: int
-    reason: str
+    epoch: Count
+    reason: Text
 
 
 class TransferSent(Message):
     """source -> controller: all buckets of this epoch have been sent."""
 
-    epoch: int
-    num_bytes: int
-    seconds: float
-    collective: str = ""  # gloo, mpi or nccl: what the epoch actually used
+    epoch: Count
+    num_bytes: Bytes
+    seconds: Seconds
+    collective: Name = ""  # gloo, mpi or nccl: what the epoch actually used
 
 
 class Install(Message):
@@ -408,17 +446,17 @@ class Install(Message):
 
 
 class Installed(Message):
-    attempt: int
-    version: int
-    num_bytes: int
-    seconds: float
-    exposed_s: float  # how long generation was paused
+    attempt: Count
+    version: Version
+    num_bytes: Bytes
+    seconds: Seconds
+    exposed_s: Seconds  # how long generation was paused
 
 
 class InstallFailed(Message):
-    attempt: int
-    version: int
-    reason: str
+    attempt: Count
+    version: Version
+    reason: Text
 
 
 # --- rewards ---------------------------------------------------------------------------------
@@ -433,17 +471,17 @@ class ScoreWanted(Message):
 
 
 class Scored(Message):
-    trajectory: str
-    issue: int
-    reward: float
+    trajectory: Name
+    issue: Count
+    reward: float  # checked by the controller: one that is not finite is a failure of this worker
     success: bool
-    seconds: float
+    seconds: Seconds
 
 
 class ScoreFailed(Message):
-    trajectory: str
-    issue: int
-    reason: str
+    trajectory: Name
+    issue: Count
+    reason: Text
 
 
 # --- training --------------------------------------------------------------------------------
@@ -452,7 +490,7 @@ class ScoreFailed(Message):
 class BatchWanted(Message):
     """trainer -> controller: at `version`, ready for the step version -> version + 1."""
 
-    version: int
+    version: Version
 
 
 class ChunkItem(Message):
@@ -477,13 +515,13 @@ class Chunk(Message):
 class Committed(Message):
     """trainer -> controller: the optimizer step version -> version + 1 is done."""
 
-    step: int
-    version: int  # the new one: step + 1
-    parent_digest: str
-    digest: str
-    metrics: dict[str, float]
-    wait_s: float  # time spent waiting for chunks
-    train_s: float
+    step: Count
+    version: Version  # the new one: step + 1
+    parent_digest: Name
+    digest: Name
+    metrics: Annotated[dict[Name, float], Meta(max_length=1000)]
+    wait_s: Seconds  # time spent waiting for chunks
+    train_s: Seconds
 
 
 class Save(Message):
@@ -494,13 +532,13 @@ class Save(Message):
 
 
 class Saved(Message):
-    version: int
-    error: str  # "" = success
+    version: Version
+    error: Text  # "" = success
 
 
 AnyMessage = Union[
     Hello, Welcome, Refused, WhoAreYou, Heartbeat, HeartbeatAck, Bye, Stop, Exited, Silent, Warned, Progress, Drain,
-    SaveWanted, Offer, Declined, Await, Launch, Launched, Signalled, EndProcess, Died,
+    TrainerAttempt, SaveWanted, Offer, Declined, Await, Launch, Launched, Signalled, EndProcess, Died,
     Play, Cancel, TurnWanted, Resend, Ended,
     Generate, Abort, Forget, PrefixMissing, Prefilled, Generated,
     Published, PublishAgain, Adopt, Held, TransferOffer, TransferReady, TransferJoin, TransferFailed, TransferSent,

@@ -36,6 +36,14 @@ class TornMessage(ValueError):
     """The table does not fit the frames."""
 
 
+class Oversized(ValueError):
+    """A message larger than allowed. It was read to its end, but not kept."""
+
+    def __init__(self, identity: bytes, what: str) -> None:
+        super().__init__(what)
+        self.identity = identity
+
+
 @lru_cache
 def _table(num: int) -> struct.Struct:
     return struct.Struct(f"<H{num}I")
@@ -108,3 +116,27 @@ def receive_frames(socket: zmq.Socket[bytes]) -> list[bytes]:
         frame = _recv(socket, _REST, False)
         frames.append(frame.bytes)
     return frames
+
+
+def receive_from_peer(
+    router: zmq.Socket[bytes], max_bytes: int, max_frames: int
+) -> tuple[bytes, list[bytes], zmq.Frame]:
+    """The identity of a peer and the frames of its next message. The last frame also knows the peer's key.
+
+    Raises zmq.Again if nothing has arrived, and Oversized. The frames of a message that is too large are freed one by
+    one, without a copy.
+    """
+    frame = _recv(router, _LAST, False)
+    identity, left = frame.bytes, max_bytes
+    frames: list[bytes] = []
+    while frame.more:
+        frame = _recv(router, _REST, False)
+        left -= len(frame)
+        if left < 0 or len(frames) >= max_frames:
+            left = -1
+            frames.clear()
+        else:
+            frames.append(frame.bytes)
+    if left < 0:
+        raise Oversized(identity, f"more than {max_bytes} bytes or {max_frames} frames")
+    return identity, frames, frame

@@ -22,7 +22,7 @@ def answer(start: Start, link: Link, message: ms.AnyMessage) -> None:
         (make_directory(start.run.path / INSTALLED) / start.name).touch()
         link.send(ms.Installed(message.attempt, message.version, 0, 0.0, 0.0))
     elif isinstance(message, ms.TransferOffer):
-        link.send(ms.TransferReady(message.epoch, "127.0.0.1", 1))
+        link.send(ms.TransferReady(message.epoch, "127.0.0.1", 1, ""))
         link.send(ms.TransferSent(message.epoch, 0, 0.0, "gloo"))
     elif isinstance(message, (ms.Adopt, ms.TransferJoin)):
         link.send(ms.Held(message.attempt, message.version, 0, 0.0))

@@ -83,7 +83,7 @@ def test_a_damaged_checkpoint_is_named_and_kept(cli: Cli, run: RunDir) -> None:
     (checkpoint / "core.json").write_text('{"version": 3, "gro')
     done = cli("resume", run.path, "--quiet")
     assert_refused(done, 3, f"checkpoint {checkpoint} is damaged", "-> ")
-    assert (checkpoint / "core.json").exists()
+    assert (checkpoint.with_name("step_3.bad") / "core.json").exists()
     assert json.loads(run.supervisor.read_text())["state"] == "failed"
 
 

@@ -46,6 +46,13 @@ class FakeLink:
     def fileno(self) -> int:
         return self._readable.fd
 
+    def rest(self) -> None: ...
+
+    def turn(self) -> None: ...
+
+    def count_work(self, total) -> None:
+        self.work = total
+
     def send(self, message, *frames) -> None:
         self.sent.put((message, [bytes(f) for f in frames]))
 
@@ -159,7 +166,7 @@ def test_direct_install_and_a_collective_that_breaks(station, qwen, ids):
     def join(epoch: int, named) -> None:
         source.offer(epoch, 2, WeightsId(1, epoch), lambda: named)
         ready = reports.get(timeout=PATIENCE_S)
-        station.link.deliver(ms.TransferJoin(epoch, 1, epoch, 1, 2, ready.host, ready.port))
+        station.link.deliver(ms.TransferJoin(epoch, 1, epoch, 1, 2, ready.host, ready.port, ready.secret))
 
     def broken():
         yield from qwen.named(1)[:3]
@@ -184,7 +191,7 @@ def test_a_collective_in_progress_outlives_the_engine_by_its_deadline_at_most(tm
     ready = reports.get(timeout=PATIENCE_S)
     preparer = Preparer(NodeStore(tmp_path / "store", "node"), 2.0, torch.device("cpu"), woken.set)
     assert not preparer.is_busy()
-    preparer.order(ms.TransferJoin(1, 1, 1, 1, 3, ready.host, ready.port))
+    preparer.order(ms.TransferJoin(1, 1, 1, 1, 3, ready.host, ready.port, ready.secret))
     preparer.order(ms.Install(1, 7))
     assert preparer.is_busy()
     thread = next(thread for thread in threading.enumerate() if thread.name == "weights")

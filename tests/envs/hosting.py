@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 from rollart_hpc.config.schema import TaskConfig
@@ -19,9 +19,9 @@ def make_task(environment: str = "Counting", **fields: object) -> TaskConfig:
 
 
 class Driver:
-    def __init__(self, slots: int = 4, **tasks: TaskConfig) -> None:
+    def __init__(self, slots: int = 4, variables: Sequence[str] = (), **tasks: TaskConfig) -> None:
         self.selector = selectors.DefaultSelector()
-        self.host = Host(self.selector, tasks, slots)
+        self.host = Host(self.selector, tasks, slots, variables)
         self.host.start()
         self.waiting: list[Happened] = []
 

@@ -89,10 +89,23 @@ class Unmakeable:
         raise RuntimeError("can't be made")
 
 
+class Printing(Counting):
+    """Prints its response, or `flood N`: N lines."""
+
+    def step(self, response: str) -> Turn:
+        command, _, argument = response.partition(" ")
+        if command == "flood":
+            for _ in range(int(argument)):
+                os.write(1, b"x" * 99 + b"\n")
+        else:
+            print(response)
+        return Turn("printed", False)
+
+
 def sight() -> dict[str, Any]:
     """What an environment sees of the run."""
     return {
-        "rollart": [key for key in os.environ if key.startswith("ROLLART")],
+        "variables": dict(os.environ),
         "cwd": os.getcwd(),
         "descriptors": {name: os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")
                         if os.path.exists(f"/proc/self/fd/{name}") or name == "3"},

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from rollart_hpc.config.schema import TaskConfig, Trouble
-from tests.envs.hosting import Driver, alive, make_task, wait_until_dead
+from rollart_hpc.envs import output
+from tests.envs.hosting import ODD, Driver, alive, make_task, wait_until_dead
 
 ROOT = Path(__file__).parents[2]
 Make = Callable[..., Driver]
@@ -23,8 +26,8 @@ Make = Callable[..., Driver]
 def make() -> Iterator[Make]:
     drivers: list[Driver] = []
 
-    def build(slots: int = 4, **tasks: TaskConfig) -> Driver:
-        drivers.append(Driver(slots, **(tasks or {"odd": make_task()})))
+    def build(slots: int = 4, variables: Sequence[str] = (), **tasks: TaskConfig) -> Driver:
+        drivers.append(Driver(slots, variables, **(tasks or {"odd": make_task()})))
         return drivers[-1]
 
     yield build
@@ -207,16 +210,51 @@ def test_what_an_environment_started_is_killed_with_it(make: Make) -> None:
 
 
 def test_environment_sees_neither_run_nor_descriptors(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROLLART_RUN_ROOT", "/secret")
+    for name in ("ROLLART_RUN_ROOT", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "LC_TIME", "MY_LICENSE"):
+        monkeypatch.setenv(name, "/secret")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with open("/dev/null") as inherited:
         os.set_inheritable(inherited.fileno(), True)
-        driver = make()
+        driver = make(variables=["MY_LICENSE", "NOT_SET"])
         driver.reset("other")
         driver.reset("a")
         sight = ast.literal_eval(driver.step("a", "look").observation)
-    assert sight["rollart"] == [] and sight["cwd"] == "/"
+    variables = sight["variables"]
+    assert [name for name, value in variables.items() if value == "/secret"] == ["LC_TIME", "MY_LICENSE"]
+    assert variables["PATH"] == os.environ["PATH"] and variables["CUDA_VISIBLE_DEVICES"] == ""
+    assert sight["cwd"] == "/"
     own = {key: value for key, value in sight["descriptors"].items() if not value.startswith("/proc")}
     assert set(own) == {"0", "1", "2", "3"} and own["3"].startswith("socket:") and own["0"] == "/dev/null"
+    assert own["1"] == own["2"] and own["1"].startswith("pipe:")  # not the log: its path names the run directory
+
+
+def test_output_of_environments_is_logged_with_their_task_and_a_flood_of_it_is_not(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    driver = make(odd=make_task("Printing"), loud=make_task("Printing"))
+    driver.reset("a")
+    driver.reset("b", task="loud")
+    driver.step("a", "hello from a task")
+    assert driver.step("b", "flood 30000").kind == "turn"  # 3 MB: it is not blocked
+    assert driver.step("a", "still heard").kind == "turn"
+    driver.host.processes.close()  # the last of it is written then
+    lines = [record.getMessage() for record in caplog.records if record.name == "rollart_hpc.env.output"]
+    assert "odd: hello from a task" in lines and "odd: still heard" in lines
+    loud = [line for line in lines if line.startswith("loud: ")]
+    assert 0 < sum(map(len, loud)) < 2 * output.BURST_BYTES
+    assert sum("dropping its output" in line for line in loud) == 1 and "were dropped" in loud[-1]
+
+
+@pytest.mark.parametrize("isolation", ["process", "shared"])
+def test_a_slow_import_of_a_file_and_its_neighbour_fails_no_reset(make: Make, tmp_path: Path, isolation: str) -> None:
+    slow = tmp_path / "slow.py"
+    slow.write_text("import time\ntime.sleep(0.3)\nfrom odd import Counting\n")
+    shutil.copy(ODD, tmp_path / "odd.py")
+    driver = make(slots=8, slow=TaskConfig(environment=f"{slow}:Counting", isolation=isolation))
+    for slot in range(8):
+        driver.host.reset(slot, "slow", 5)
+    assert {driver.next(slot).kind for slot in range(8)} == {"turn"}
 
 
 def test_large_observations_and_many_slots(make: Make) -> None:
@@ -254,7 +292,7 @@ def test_environments_are_closed_at_the_end(make: Make, tmp_path: Path) -> None:
 def test_nothing_is_left_of_a_killed_worker() -> None:
     """A worker with idle, busy and spinning environments, and one that has started a process itself."""
     script = (
-        "from tests.envs.hosting import Driver, make_task\n"
+        "from tests.envs.hosting import ODD, Driver, make_task\n"
         "d = Driver(odd=make_task())\n"
         "for slot in 'abcd': d.reset(slot)\n"
         "orphan = d.step('a', 'orphan').observation\n"

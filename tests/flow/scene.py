@@ -14,6 +14,7 @@ class Scene:
     def __init__(self, engines=(("engine-c", "compute"), ("engine-b", "bandwidth")), env_slots=100, **rules):
         tasks = rules.pop("tasks", {"a": TaskRules(1.0, ("compute",))})
         defaults = {"steps": 3, "groups_per_step": 2, "group_size": 2, "alpha": 1, "direct": True}
+        defaults |= {"probe_s": 1e6, "play_s": 1e6}  # no task comes back, and environments may be silent
         self.core = Core(FlowRules(tasks=tasks, **{**defaults, **rules}))
         self.out: list[ev.Command] = []
         self.do(ev.Joined("env", "env", capacity=env_slots), ev.Joined("reward", "reward", capacity=100))

@@ -187,7 +187,7 @@ def test_a_killed_controller_restarts_everything_from_the_checkpoint(drive: Driv
     driven.until_all_joined(attempt=2)
     assert driven.seen()["started_from"] == str(driven.run.checkpoint(3))
     assert not {proc["pid"] for proc in procs.values()} & {proc["pid"] for proc in driven.procs().values()}
-    first, second = (driven.run.keys(n) / "client.key" for n in (1, 2))
+    first, second = (driven.run.keys(n) / "env.key" for n in (1, 2))
     assert first.read_bytes() != second.read_bytes()
     driven.end()
     assert driven.wait()[0] == 0

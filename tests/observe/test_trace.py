@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollart_hpc.observe.lanes import coverage
 from rollart_hpc.observe.perfetto import merge
 from rollart_hpc.observe.timeline import GAP_S, Span, by_process, read_file, read_run, rows_of
 from rollart_hpc.observe.trace import CATEGORIES, Tracer, category
+from rollart_hpc.observe.trace_sums import coverage
 
 
 def span(start: float, end: float, name: str = "decode", process: str = "engine-0") -> Span:
@@ -169,3 +169,41 @@ def test_merge_writes_a_lane_per_process(tmp_path: Path) -> None:
         ("decode", "decode", 200000.0, 800000.0, 1),
     ]
     assert spans[0]["args"] == {"version": 2} and spans[0]["cname"]
+
+
+def test_a_trace_stays_within_its_budget_and_still_covers_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "engine-0.jsonl"
+    budget = 40_000
+    with Tracer(path, "engine-0", budget) as tracer:
+        for i in range(20_000):
+            tracer.span("decode", i * 0.1, i * 0.1 + 0.05, tokens=3)
+            tracer.span("prefill", i * 0.1 + 0.05, i * 0.1 + 0.08, tokens=7)
+            if i % 500 == 0:
+                tracer.set_offset(float(i))
+                tracer.flush()
+                assert path.stat().st_size <= budget
+    assert path.stat().st_size <= budget
+    spans = list(read_file(path))
+    by_name = {name: [s for s in spans if s.name == name] for name in ("decode", "prefill")}
+    for name, seconds, tokens in (("decode", 1000.0, 60_000), ("prefill", 600.0, 140_000)):
+        assert sum(s.end_s - s.start_s for s in by_name[name]) == pytest.approx(seconds, rel=1e-3), "sums are exact"
+        assert sum(s.args["tokens"] for s in by_name[name]) == tokens
+
+
+def test_a_trajectory_that_one_process_keeps_is_complete_in_all(tmp_path: Path) -> None:
+    kept: dict[str, dict[str, int]] = {}
+    for name, per_trajectory, budget in (("env-0", 5, 60_000), ("env-1", 2, 60_000), ("reward-0", 1, 20_000)):
+        with Tracer(tmp_path / f"{name}.jsonl", name, budget) as tracer:
+            for i in range(5000):
+                for turn in range(per_trajectory):
+                    tracer.span("environment", i + turn * 0.1, i + turn * 0.1 + 0.05, slot=f"a1.g{i // 8}.m{i % 8}")
+                if i % 50 == 0:
+                    tracer.flush()
+        counts: dict[str, int] = {}
+        for span in read_file(tmp_path / f"{name}.jsonl"):
+            counts[span.args["slot"]] = counts.get(span.args["slot"], 0) + 1
+        assert set(counts.values()) == {per_trajectory}, "no trajectory is there in part"
+        kept[name] = counts
+    fewest = min(kept.values(), key=len)
+    assert 20 < len(fewest) < 1000
+    assert all(fewest.keys() <= counts.keys() for counts in kept.values())

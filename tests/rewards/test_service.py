@@ -88,3 +88,15 @@ def test_a_worker_without_work_leaves(worker: Scripted) -> None:
     ask(worker, "a")  # to the other one, which stays
     worker.expect(Bye)
     assert worker.processes[1].wait(PATIENCE_S) == 0 and worker.processes[0].poll() is None
+
+
+def test_a_reward_imports_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "rules.py").write_text("BONUS = 0.25\n")
+    (tmp_path / "judge.py").write_text(
+        "from rollart_hpc.rewards.contract import Score\n"
+        "def score(transcript):\n    import rules\n    return Score(rules.BONUS, True)\n"
+    )
+    scorer = Scorer({"own": TaskConfig(name="own", reward=f"{tmp_path / 'judge.py'}:score")}, PATIENCE_S)
+    transcript = msgspec.msgpack.encode({"task": "own", "turns": [], "outcome": {}})
+    answer = scorer.answer(ScoreWanted("t", 1, "own"), [transcript])
+    assert isinstance(answer, Scored) and answer.reward == 0.25

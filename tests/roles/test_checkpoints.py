@@ -12,7 +12,7 @@ from rollart_hpc import files
 from rollart_hpc.errors import SiteError
 from rollart_hpc.roles import checkpoints
 from rollart_hpc.roles.payloads import Payloads
-from rollart_hpc.rundir import RunDir
+from rollart_hpc.rundir import TRAINER_PART, RunDir
 from rollart_hpc.wire.messages import Ended
 
 
@@ -34,7 +34,9 @@ def snapshot(version: int, *names: str) -> dict:
 
 
 def save(run: RunDir, version: int, keep: int = 2) -> None:
-    checkpoints.begin(run, snapshot(version, "t0", "t1"), payloads_with("t0", "t1"))
+    directory = checkpoints.begin(run, snapshot(version, "t0", "t1"), payloads_with("t0", "t1"))
+    (directory / TRAINER_PART).mkdir()
+    (directory / TRAINER_PART / "weights").write_text(f"weights {version}")
     checkpoints.commit(run, version, attempt=1, keep=keep)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from rollart_hpc.flow import events as ev
 from rollart_hpc.roles.translate import event_of, message_of
@@ -27,12 +26,6 @@ def test_an_answer_without_tokens_is_told_apart():
     assert event_of("e", GENERATED, frames()) == ev.Generated(7, -1, -1, 10, 3)
 
 
-@pytest.mark.parametrize("bad", [frames(1, 2, ids=3), frames(1)[:2], [b"abc", b"abc", b"abc"]])
-def test_an_answer_whose_arrays_do_not_fit_is_refused(bad):
-    with pytest.raises(ValueError):
-        event_of("e", GENERATED, bad)
-
-
 def test_what_a_failure_says_reaches_the_core():
     ended = ms.Ended("t", 1, "env_error", "RuntimeError: my bug", 2, 0, [])
     assert event_of("env-0", ended, []) == ev.Ended("t", 1, DropReason.ENV_ERROR, 2, "RuntimeError: my bug")
@@ -47,6 +40,9 @@ def test_a_play_ends_whatever_word_its_worker_has_for_it():
 
 def test_a_heartbeat_is_no_event():
     assert event_of("e", ms.Heartbeat(0.0), []) is None
+    assert event_of("e", ms.Heartbeat(0.0, 4.0), []) is None
+    assert event_of("e", ms.Heartbeat(0.0, 6.0), []) == ev.Beat("e", 6.0)
+    assert event_of("e", ms.Heartbeat(0.0, 0.0, 12), []) == ev.Beat("e", work=12)
 
 
 def test_a_warned_process_tells_the_core_that_the_end_is_near():

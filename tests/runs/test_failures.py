@@ -53,7 +53,10 @@ def test_killed_trainer_then_killed_controller(run):
     run.until_step(3)
     os.kill(run.pid("trainer-0"), signal.SIGKILL)
     run.until(lambda: trainer() == (2, 1), "a new trainer")
-    run.until(lambda: any(line["attempt"] == 2 for line in run.lines("ledger.jsonl")), "a step of attempt 2")
+    run.until(
+        lambda: any(line["attempt"] == 2 and "step" in line for line in run.lines("ledger.jsonl")),
+        "a step of attempt 2",
+    )
     os.kill(run.pid("controller"), signal.SIGKILL)
     run.wait()
     status = run.status()

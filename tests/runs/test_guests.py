@@ -82,7 +82,7 @@ def check_that_strangers_are_refused(run):
 
     before = refused(run)
     public, secret = zmq.curve_keypair()
-    server = load_client(RunDir(run.directory).keys(1)).server_public.encode()
+    server = load_client(RunDir(run.directory).keys(1), "env").server_public.encode()
     knock(address, curve_publickey=public, curve_secretkey=secret, curve_serverkey=server)
     until_refused(run, "refused_handshakes", before)
 

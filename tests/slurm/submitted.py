@@ -63,7 +63,8 @@ class Submitted:
 
     def ledger(self) -> list[dict[str, Any]]:
         path = self.run.ledger
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [line for line in lines if "step" in line]
 
     def begun(self) -> list[record.Began]:
         return [line for line in record.read(self.run) if isinstance(line, record.Began)]

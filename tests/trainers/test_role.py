@@ -196,7 +196,7 @@ def test_two_ranks_send_straight_to_engines(tmp_path: Path) -> None:
         run.send(TransferOffer(epoch=1, attempt=1, version=0, size=2))
         ready = run.expect(TransferReady)
         run.batch(0)  # trains while it sends
-        join = TransferJoin(1, 1, 0, 1, 2, ready.host, ready.port)
+        join = TransferJoin(1, 1, 0, 1, 2, ready.host, ready.port, ready.secret)
         target = DirectTarget(join, deadline_s=PATIENCE_S)
         received = digest((name, tensor.clone()) for name, tensor in target)
         answers = [run.hub.messages.get(timeout=PATIENCE_S)[1] for _ in range(4)]

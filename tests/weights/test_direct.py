@@ -35,7 +35,7 @@ class Target(threading.Thread):
     ) -> None:
         super().__init__(daemon=True)
         self.deadline_s = deadline_s
-        self.join_message = TransferJoin(ready.epoch, *weights_id, rank, size, ready.host, ready.port)
+        self.join_message = TransferJoin(ready.epoch, *weights_id, rank, size, ready.host, ready.port, ready.secret)
         self.received: dict[str, torch.Tensor] = {}
         self.digest = ""
         self.error: TransferError | None = None
@@ -144,7 +144,9 @@ def test_an_engine_killed_in_mid_transfer_fails_the_epoch_and_the_next_one_is_ri
     ready = offer(source, reports, 3)
     survivor = Target(ready, 1, 3)
     victim = server.Process(
-        target=_die_in_mid_transfer, args=(TransferJoin(1, *ID, 2, 3, ready.host, ready.port),), daemon=True
+        target=_die_in_mid_transfer,
+        args=(TransferJoin(1, *ID, 2, 3, ready.host, ready.port, ready.secret),),
+        daemon=True,
     )
     victim.start()
     assert isinstance(reports.get(timeout=PATIENCE_S), TransferFailed)

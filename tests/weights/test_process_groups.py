@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> FakeNccl:
 
 
 def make_group() -> TorchProcessGroup:
-    store: Any = object()
+    store: Any = SimpleNamespace(secret="", close=lambda: None)
     return TorchProcessGroup(store, RankSetup(1, 2, "127.0.0.1", DEADLINE_S, torch.device("cuda")))
 
 

@@ -49,7 +49,9 @@ class Cluster:
         if not (self.run.keys(attempt) / keys.SERVER_FILE).exists():
             keys.make_keys(self.run.keys(attempt))
         directory = self.run.keys(attempt)
-        self.controller = Controller(keys.load_server(directory), keys.load_client(directory), silence_s=SILENCE_S)
+        self.controller = Controller(
+            keys.load_server(directory), {"relay": keys.load_client(directory, "relay")}, silence_s=SILENCE_S
+        )
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, node: str) -> None:
@@ -98,7 +100,7 @@ def test_life_of_two_relays(cluster: Cluster) -> None:
     cluster.send("n0", TransferOffer(1, *ID, 2))
     _, ready = cluster.recv()
     assert isinstance(ready, TransferReady)
-    cluster.send("n1", TransferJoin(1, *ID, 1, 2, ready.host, ready.port))
+    cluster.send("n1", TransferJoin(1, *ID, 1, 2, ready.host, ready.port, ready.secret))
     answers = dict([cluster.recv(), cluster.recv()])
     assert isinstance(answers["relay-n0"], TransferSent) and isinstance(answers["relay-n1"], Held)
     assert torch.equal(dict(cluster.store("n1").open(ID))["a"], named[0][1])

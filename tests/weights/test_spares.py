@@ -190,7 +190,7 @@ def test_a_relay_receives_into_the_memory_of_a_version_that_it_pruned(peers: Pee
         named = [(f"t{i}", torch.full((BUCKET // 4,), float(version))) for i in range(NUM_BUCKETS)]
         manifest = source.write(weights_id, named, BUCKET)
         rendezvous = open_rendezvous("127.0.0.1")
-        target.send(TransferJoin(version, *weights_id, 1, 2, rendezvous.host, rendezvous.port))
+        target.send(TransferJoin(version, *weights_id, 1, 2, rendezvous.host, rendezvous.port, rendezvous.secret))
         sending = Sending(rendezvous, 2, DEADLINE_S)
         sending.send(weights_id, source.open(weights_id).buckets(), lambda: manifest.digest, manifest.buckets)  # noqa: B023
         assert isinstance(target.recv(), Held)

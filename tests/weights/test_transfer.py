@@ -60,7 +60,7 @@ def transfer(
     rendezvous = open_rendezvous("127.0.0.1")
     size = 1 + len(targets)
     for rank, target in enumerate(targets, 1):
-        target.send(TransferJoin(epoch, *ID, rank, size, rendezvous.host, rendezvous.port))
+        target.send(TransferJoin(epoch, *ID, rank, size, rendezvous.host, rendezvous.port, rendezvous.secret))
     return Sending(rendezvous, size, targets[0].deadline_s).send(ID, buckets(), lambda: stored.manifest.digest)
 
 
@@ -142,7 +142,7 @@ def test_a_bucket_damaged_on_the_way_is_refused(peers: Peers, source: NodeStore)
             yield info, raw
 
     rendezvous = open_rendezvous("127.0.0.1")
-    target.send(TransferJoin(1, *ID, 1, 2, rendezvous.host, rendezvous.port))
+    target.send(TransferJoin(1, *ID, 1, 2, rendezvous.host, rendezvous.port, rendezvous.secret))
     with pytest.raises(TransferError):
         Sending(rendezvous, 2, DEADLINE_S).send(ID, damaged(), lambda: "")
     outcome = target.recv()
@@ -158,7 +158,7 @@ def test_relays_pass_on_what_one_of_them_adopted(peers: Peers, source: NodeStore
     first.send(TransferOffer(5, *ID, 2))
     ready = first.recv()
     assert isinstance(ready, TransferReady)
-    second.send(TransferJoin(5, *ID, 1, 2, ready.host, ready.port))
+    second.send(TransferJoin(5, *ID, 1, 2, ready.host, ready.port, ready.secret))
     sent, held = first.recv(), second.recv()
     assert isinstance(sent, TransferSent) and isinstance(held, Held)
     assert sent.num_bytes == held.num_bytes
@@ -195,7 +195,7 @@ def test_a_bucket_damaged_in_shared_memory_is_never_held_and_its_relay_says_so(p
     first.send(TransferOffer(1, *ID, 2))
     ready = first.recv()
     assert isinstance(ready, TransferReady)
-    second.send(TransferJoin(1, *ID, 1, 2, ready.host, ready.port))
+    second.send(TransferJoin(1, *ID, 1, 2, ready.host, ready.port, ready.secret))
     refused = second.recv()
     assert isinstance(refused, TransferFailed) and "checksum" in refused.reason and second.store.versions() == []
     told = [first.recv(), first.recv()]

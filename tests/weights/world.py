@@ -56,7 +56,7 @@ class Rank:
     def _send(self, number: int, members: list[int]) -> str:
         rendezvous = open_rendezvous("127.0.0.1")
         scratch = self.directory / f"scratch-{number}"
-        scratch.write_text(str(rendezvous.port))
+        scratch.write_text(f"{rendezvous.port} {rendezvous.secret}")
         scratch.rename(self.directory / f"port-{number}")
         sending = Sending(rendezvous, len(members), DEADLINE_S, world=self.world)
         stream = BucketStream(tensors(number), BUCKET)
@@ -70,7 +70,8 @@ class Rank:
             assert time.monotonic() < until_s
             time.sleep(0.01)
         rank = members.index(self.rank)
-        with Receiving("127.0.0.1", int(port.read_text()), rank, len(members), deadline_s=DEADLINE_S,
+        number_of_port, secret = port.read_text().split()
+        with Receiving("127.0.0.1", int(number_of_port), secret, rank, len(members), deadline_s=DEADLINE_S,
                        world=self.world) as receiving:  # fmt: skip
             found = {}
             for info, raw in receiving.buckets(lambda _, size: torch.empty(size, dtype=torch.uint8)):

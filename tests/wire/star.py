@@ -1,4 +1,4 @@
-"""A controller without a core: hub and members in a thread, events recorded, every `Resend` echoed as `Stop`."""
+"""A controller without a core: hub and members in a thread, events recorded, every `TurnWanted` echoed as `Stop`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import time
 import uuid
 
 import rollart_hpc
-from rollart_hpc.types import Frame
+from rollart_hpc.types import Frame, Role
 from rollart_hpc.wire.hub import Hub
 from rollart_hpc.wire.keys import ClientKeys, ServerKeys
 from rollart_hpc.wire.members import Joined, Lost, Members
-from rollart_hpc.wire.messages import AnyMessage, Heartbeat, Hello, Resend, Stop
+from rollart_hpc.wire.messages import AnyMessage, Heartbeat, Hello, Stop, TurnWanted
 
 HEARTBEAT_S = 0.05
 PATIENCE_S = 120.0
@@ -29,16 +29,26 @@ def make_hello(name: str = "env-0", **changes: object) -> Hello:
     return Hello(**{**fields, **changes})  # type: ignore[arg-type]
 
 
+def ask(text: str) -> TurnWanted:
+    """What the controller of these tests answers with `Stop(text)`."""
+    return TurnWanted(text, 0, 0, 0, 0, 1, True)
+
+
 class Controller:
     def __init__(
-        self, server: ServerKeys, client: ClientKeys, max_frame_bytes: int = 100_000, silence_s: float = SILENCE_S
+        self,
+        server: ServerKeys,
+        clients: dict[Role, ClientKeys],
+        max_frame_bytes: int = 100_000,
+        silence_s: float = SILENCE_S,
     ) -> None:
         self.hub = Hub("127.0.0.1", server, max_frame_bytes=max_frame_bytes)
-        self.server, self.client = server, client
+        self.server, self.clients, self.client = server, clients, clients.get("env")
         self.address = f"tcp://127.0.0.1:{self.hub.port}"
         self.members = Members(self.hub, attempt=1, heartbeat_s=HEARTBEAT_S, silence_s=silence_s)
         self.events: queue.Queue[Joined | Lost] = queue.Queue()
         self.messages: queue.Queue[tuple[str, AnyMessage, list[Frame]]] = queue.Queue()
+        self.heartbeat = Heartbeat(0.0)  # the newest
         self.calls: queue.Queue[object] = queue.Queue()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -49,7 +59,9 @@ class Controller:
             for name, message, frames in self.hub.poll(0.02):
                 for event in self.members.handle(name, message):
                     self.events.put(event)
-                if isinstance(message, Resend):
+                if isinstance(message, Heartbeat):
+                    self.heartbeat = message
+                if isinstance(message, TurnWanted):
                     self.hub.send(name, Stop(message.trajectory), *frames)
                 if not isinstance(message, Heartbeat | Hello):
                     self.messages.put((name, message, frames))

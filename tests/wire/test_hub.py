@@ -15,9 +15,9 @@ from rollart_hpc.wire.hub import Hub, identity_of
 from rollart_hpc.wire.keys import ClientKeys, new_keys
 from rollart_hpc.wire.link import Link
 from rollart_hpc.wire.members import Joined
-from rollart_hpc.wire.messages import MAX_FRAMES, PROTOCOL, Message, Refused, Resend, Stop, WhoAreYou, decode, encode
+from rollart_hpc.wire.messages import MAX_FRAMES, PROTOCOL, Message, Refused, Stop, WhoAreYou, decode, encode
 from rollart_hpc.wire.parts import pack, send_parts, unpack
-from tests.wire.star import PATIENCE_S, Controller, make_hello
+from tests.wire.star import PATIENCE_S, Controller, ask, make_hello
 
 
 class Peer:
@@ -49,7 +49,7 @@ class Peer:
 
 def run_goes_on(controller: Controller) -> None:
     link = Link(controller.address, controller.client, make_hello("good-0"))
-    link.send(Resend("still here", 0, 0), b"payload")
+    link.send(ask("still here"), b"payload")
     received = link.recv(PATIENCE_S)
     assert received is not None and received[0] == Stop("still here") and bytes(received[1][0]) == b"payload"
     link.close()
@@ -58,7 +58,7 @@ def run_goes_on(controller: Controller) -> None:
 def test_payloads_pass_untouched_and_in_order(controller: Controller) -> None:
     link = Link(controller.address, controller.client, make_hello())
     for number in range(200):
-        link.send(Resend(str(number), 0, 0), bytes([number]) * number, b"")
+        link.send(ask(str(number)), bytes([number]) * number, b"")
     for number in range(200):
         received = link.recv(PATIENCE_S)
         assert received is not None
@@ -77,7 +77,7 @@ def test_stranger_without_a_key(controller: Controller) -> None:
 
 
 def test_stranger_with_a_wrong_key(controller: Controller) -> None:
-    _, other = new_keys()
+    other = new_keys()[1]["env"]
     stranger = Peer(controller, keys=ClientKeys(other.public, other.secret, controller.client.server_public))
     stranger.send(stranger.hello)
     assert controller.counted("refused_handshakes") >= 1
@@ -126,9 +126,9 @@ def test_oversized_frame_is_refused_and_the_peer_may_stay(controller: Controller
     peer = Peer(controller, keys=controller.client)
     peer.send(peer.hello)
     peer.receive()
-    peer.send(Resend("x", 0, 0), bytes(100_001))
+    peer.send(ask("x"), bytes(200_000))
     assert controller.counted("oversized") == 1
-    peer.send(Resend("fits", 0, 0), bytes(100_000))
+    peer.send(ask("fits"), bytes(100_000))
     assert peer.receive() == Stop("fits")
     run_goes_on(controller)
     peer.close()
@@ -137,7 +137,7 @@ def test_oversized_frame_is_refused_and_the_peer_may_stay(controller: Controller
 def test_monstrous_frame_costs_the_connection_but_not_the_run(controller: Controller) -> None:
     peer = Peer(controller, keys=controller.client)
     cut = peer.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-    peer.send(Resend("x", 0, 0), bytes(1_000_000))
+    peer.send(ask("x"), bytes(1_000_000))
     assert cut.poll(10_000)
     peer.socket.disable_monitor()
     cut.close()
@@ -147,7 +147,7 @@ def test_monstrous_frame_costs_the_connection_but_not_the_run(controller: Contro
 
 def test_who_never_said_hello_is_asked(controller: Controller) -> None:
     peer = Peer(controller, keys=controller.client)
-    peer.send(Resend("x", 0, 0))
+    peer.send(ask("x"))
     assert isinstance(peer.receive(), WhoAreYou)
     assert controller.hub.counters["unknown"] == 1
     assert controller.messages.empty()
@@ -164,7 +164,7 @@ def test_superseded_process_is_refused_for_good(controller: Controller) -> None:
     assert isinstance(first.receive(), Refused)
     assert controller.hub.counters["superseded"] == 1
     assert controller.members.alive["odd-0"].incarnation == second.hello.incarnation
-    second.send(Resend("mine", 0, 0))
+    second.send(ask("mine"))
     assert second.receive() == Stop("mine")
     first.close()
     second.close()
@@ -174,7 +174,7 @@ def test_send_to_nobody_and_to_the_vanished_is_false() -> None:
     server, _ = new_keys()
     hub = Hub("127.0.0.1", server)
     assert hub.send("nobody", Stop("x")) is False
-    hub.admit("env-0", "gone")  # admitted, but its connection is no more
+    hub.admit("env-0", "gone", "env")  # admitted, but its connection is no more
     assert hub.send("env-0", Stop("x"), b"frame") is False
     assert hub.counters["unreachable"] == 2
     hub.close()

@@ -19,8 +19,8 @@ from rollart_hpc.errors import SiteError
 from rollart_hpc.wire.keys import ClientKeys, load_client, load_server, make_keys, new_keys
 from rollart_hpc.wire.link import Link, LinkClosed, beat_due_s
 from rollart_hpc.wire.members import Joined, Lost
-from rollart_hpc.wire.messages import MAX_FRAME_BYTES, Bye, Resend, Stop, WhoAreYou
-from tests.wire.star import PATIENCE_S, SHORT_SILENCE_S, Controller, make_hello
+from rollart_hpc.wire.messages import MAX_FRAME_BYTES, Bye, Stop, WhoAreYou
+from tests.wire.star import PATIENCE_S, SHORT_SILENCE_S, Controller, ask, make_hello
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +69,7 @@ class Proxy:
 
 def echo(link: Link, text: str) -> bool:
     """Whether `text` came back, past whatever else waits."""
-    link.send(Resend(text, 0, 0))
+    link.send(ask(text))
     while (received := link.recv(PATIENCE_S)) is not None:
         if received[0] == Stop(text):
             return True
@@ -80,7 +80,7 @@ def test_recv_times_out_and_fileno_follows_the_inbox(controller: Controller) -> 
     link = Link(controller.address, controller.client, make_hello())
     assert link.recv(0) is None and link.recv(0.01) is None
     assert not select.select([link.fileno()], [], [], 0)[0]
-    link.send(Resend("a", 0, 0))
+    link.send(ask("a"))
     assert select.select([link.fileno()], [], [], PATIENCE_S)[0]
     assert link.recv(PATIENCE_S) == (Stop("a"), [])
     assert not select.select([link.fileno()], [], [], 0)[0]
@@ -92,7 +92,7 @@ def test_many_threads_may_send(controller: Controller) -> None:
 
     def work(start: int) -> None:
         for number in range(start, start + 100):
-            link.send(Resend(str(number), 0, 0))
+            link.send(ask(str(number)))
 
     threads = [threading.Thread(target=work, args=(start,)) for start in range(0, 400, 100)]
     for thread in threads:
@@ -110,12 +110,12 @@ def test_close_sends_what_is_queued_then_bye(controller: Controller) -> None:
     link = Link(controller.address, controller.client, make_hello())
     assert isinstance(controller.event(), Joined)
     for number in range(50):
-        link.send(Resend(str(number), 0, 0))
+        link.send(ask(str(number)))
     link.close("all done")
     link.close("twice is fine")
-    link.send(Resend("too late", 0, 0))
+    link.send(ask("too late"))
     came = [controller.messages.get(timeout=PATIENCE_S)[1] for _ in range(51)]
-    assert isinstance(came.pop(), Bye) and came == [Resend(str(number), 0, 0) for number in range(50)]
+    assert isinstance(came.pop(), Bye) and came == [ask(str(number)) for number in range(50)]
     lost = controller.event()
     assert isinstance(lost, Lost) and lost.reason == "said bye: all done"
     assert controller.messages.empty()
@@ -124,7 +124,7 @@ def test_close_sends_what_is_queued_then_bye(controller: Controller) -> None:
 def test_oversized_is_refused_before_it_leaves(controller: Controller) -> None:
     link = Link(controller.address, controller.client, make_hello())
     with pytest.raises(ValueError, match="too large"):
-        link.send(Resend("x", 0, 0), memoryview(bytes(MAX_FRAME_BYTES + 1)))
+        link.send(ask("x"), memoryview(bytes(MAX_FRAME_BYTES + 1)))
     assert echo(link, "fine")
     link.close()
 
@@ -157,7 +157,7 @@ def test_clock_offset_is_measured(controller: Controller) -> None:
 
 
 def test_no_controller_is_a_site_error() -> None:
-    _, client = new_keys()
+    client = new_keys()[1]["env"]
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(SiteError, match=r"no Welcome from .* in 0\.3 s"),
@@ -166,7 +166,7 @@ def test_no_controller_is_a_site_error() -> None:
 
 
 def test_key_of_another_attempt_fails_at_once(controller: Controller) -> None:
-    _, other = new_keys()
+    other = new_keys()[1]["env"]
     keys = ClientKeys(other.public, other.secret, controller.client.server_public)
     with pytest.raises(LinkClosed, match="refused our key"):
         Link(controller.address, keys, make_hello(), welcome_timeout_s=PATIENCE_S)
@@ -243,7 +243,7 @@ def keys_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def outside(keys_dir: Path):  # type: ignore[no-untyped-def]
-    running = Controller(load_server(keys_dir), load_client(keys_dir), silence_s=SHORT_SILENCE_S)
+    running = Controller(load_server(keys_dir), {"env": load_client(keys_dir, "env")}, silence_s=SHORT_SILENCE_S)
     yield running
     running.close()
 
@@ -286,3 +286,32 @@ def test_stopped_process_is_lost_and_joins_again_when_it_goes_on(keys_dir: Path,
 def test_process_that_raises_without_closing_ends(keys_dir: Path, outside: Controller) -> None:
     process = start_worker(keys_dir, outside, "raise")
     assert process.wait(PATIENCE_S) == 1
+
+
+def test_heartbeats_tell_a_busy_main_loop_from_a_stuck_one(controller: Controller) -> None:
+    link = Link(controller.address, controller.client, make_hello())
+    done = [0]
+    link.count_work(lambda: done[0])
+
+    def heard(is_wanted) -> bool:
+        """Whether such a heartbeat comes, without touching the link."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not is_wanted(controller.heartbeat) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        return is_wanted(controller.heartbeat)
+
+    link.recv(0)
+    assert heard(lambda beat: beat.age_s > 0.3), "the main loop does not come around"
+    link.rest()
+    assert heard(lambda beat: beat.age_s == 0.0), "it waits for work"
+    waiting = threading.Thread(target=link.recv, args=(PATIENCE_S,))
+    link.turn()
+    waiting.start()
+    assert heard(lambda beat: beat.age_s == 0.0), "it waits in recv"
+    done[0] = 7
+    seen = []
+    assert heard(lambda beat: seen.append(beat.work) or beat.work == 7 or 7 in seen)
+    assert heard(lambda beat: beat.work == 0), "only what is new counts"
+    link.send(Resend("go on", 0, 0))
+    waiting.join(PATIENCE_S)
+    link.close()

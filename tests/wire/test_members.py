@@ -16,10 +16,9 @@ from rollart_hpc.wire.messages import (
     HeartbeatAck,
     Hello,
     Message,
-    Resend,
     Welcome,
 )  # fmt: skip
-from tests.wire.star import make_hello
+from tests.wire.star import ask, make_hello
 
 SILENCE_S = 10.0
 
@@ -36,7 +35,7 @@ class Router:
         self.sent.append((name, message))
         return name in self.routes
 
-    def admit(self, name: str, incarnation: str) -> None:
+    def admit(self, name: str, incarnation: str, role: str) -> None:
         self.routes[name] = incarnation
 
     def refuse(self, name: str, incarnation: str, reason: str) -> None:
@@ -119,7 +118,7 @@ def test_silence_is_a_loss_and_any_message_breaks_it() -> None:
     members.handle("env-0", hello)
     for _ in range(4):
         clock.now += 4
-        members.handle("env-0", Resend("x", 0, 0))
+        members.handle("env-0", ask("x"))
         assert members.tick(clock.now) == []
     for _ in range(2):
         clock.now += 4
@@ -192,7 +191,7 @@ class MembersMachine(RuleBasedStateMachine):
     def hello(self, name: str, incarnation: str, attempt: int) -> None:
         self.apply(self.members.handle(name, make_hello(name, incarnation=incarnation, attempt=attempt)))
 
-    @rule(name=names, message=st.sampled_from([Heartbeat(1.0), Resend("x", 0, 0), Bye("x")]))
+    @rule(name=names, message=st.sampled_from([Heartbeat(1.0), ask("x"), Bye("x")]))
     def message(self, name: str, message: Message) -> None:
         self.apply(self.members.handle(name, message))
 

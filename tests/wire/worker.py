@@ -9,15 +9,14 @@ from pathlib import Path
 
 from rollart_hpc.wire.keys import load_client
 from rollart_hpc.wire.link import Link
-from rollart_hpc.wire.messages import Resend
-from tests.wire.star import PATIENCE_S, SHORT_SILENCE_S, make_hello
+from tests.wire.star import PATIENCE_S, SHORT_SILENCE_S, ask, make_hello
 
 BUSY_S = 2 * SHORT_SILENCE_S
 
 
 def main() -> None:
     directory, address, name, deed = sys.argv[1:]
-    link = Link(address, load_client(Path(directory)), make_hello(name))
+    link = Link(address, load_client(Path(directory), "env"), make_hello(name))
     if deed == "raise":
         raise RuntimeError("a role that dies without closing its link")
     end_s = time.monotonic() + BUSY_S
@@ -30,7 +29,7 @@ def main() -> None:
             sum(range(100_000))
         elif deed == "wait":
             link.recv(1.0)
-    link.send(Resend(f"{name} is back", 0, 0))
+    link.send(ask(f"{name} is back"))
     link.recv(PATIENCE_S)
     link.close("finished")
 

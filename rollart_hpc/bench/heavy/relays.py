@@ -13,6 +13,7 @@ import json
 import queue
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,8 +24,9 @@ from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.types import WeightsId
 from rollart_hpc.weights.digest import raw_bytes
 from rollart_hpc.weights.forming import collective_of, form
+from rollart_hpc.weights.meeting_store import MeetingStore
 from rollart_hpc.weights.mpi import MpiWorld
-from rollart_hpc.weights.process_groups import CPU, ProcessGroup, RankSetup, join_store, open_store
+from rollart_hpc.weights.process_groups import CPU, ProcessGroup, RankSetup
 from rollart_hpc.weights.relay import Relay
 from rollart_hpc.weights.store import NodeStore
 from rollart_hpc.weights.transfer import open_rendezvous
@@ -57,9 +59,9 @@ class Bench:
             self._write(weights_id)
             self._relay.handle(TransferOffer(self._epoch, *weights_id, 2))
             ready = self._hear(TransferReady)
-            self._publish(ready.port)
+            self._publish(ready.port, ready.secret)
             return self._hear(TransferSent).seconds
-        self._relay.handle(TransferJoin(self._epoch, *weights_id, 1, 2, HOST, self._meet()))
+        self._relay.handle(TransferJoin(self._epoch, *weights_id, 1, 2, HOST, *self._meet()))
         return self._hear(Held).seconds
 
     def _write(self, weights_id: WeightsId) -> None:
@@ -95,25 +97,24 @@ class Bench:
     def _group(self) -> ProcessGroup:
         if self.rank == 0:
             rendezvous = open_rendezvous(HOST)
-            self._publish(rendezvous.port)
-            return form(
-                open_store(rendezvous.listener, HOST, DEADLINE_S), RankSetup(0, 2, HOST, DEADLINE_S, CPU), self.world
-            )
-        store = join_store(HOST, self._meet(), DEADLINE_S)
+            self._publish(rendezvous.port, rendezvous.secret)
+            return form(rendezvous.open(DEADLINE_S), RankSetup(0, 2, HOST, DEADLINE_S, CPU), self.world)
+        store = MeetingStore(HOST, *self._meet(), timedelta(seconds=DEADLINE_S))
         return form(store, RankSetup(1, 2, HOST, DEADLINE_S, CPU), self.world)
 
-    def _publish(self, port: int) -> None:
+    def _publish(self, port: int, secret: str) -> None:
         scratch = self._directory / f"scratch-{self._epoch}"
-        scratch.write_text(str(port))
+        scratch.write_text(f"{port} {secret}")
         scratch.rename(self._directory / f"port-{self._epoch}")
 
-    def _meet(self) -> int:
-        port = self._directory / f"port-{self._epoch}"
+    def _meet(self) -> tuple[int, str]:
+        place = self._directory / f"port-{self._epoch}"
         until_s = time.monotonic() + DEADLINE_S
-        while not port.exists():
+        while not place.exists():
             assert time.monotonic() < until_s, "the other rank did not come"
             time.sleep(0.005)
-        return int(port.read_text())
+        port, secret = place.read_text().split()
+        return int(port), secret
 
     def _hear(self, kind: type[M]) -> M:
         message = self._told.get(timeout=DEADLINE_S)

@@ -21,7 +21,6 @@ from rollart_hpc.bench.load.workers import Engines, Later, Relays, Rewards, Trai
 from rollart_hpc.errors import SiteError
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire import messages as ms
-from rollart_hpc.wire.keys import load_client
 
 SLOTS_PER_ENV, SLOTS_PER_REWARD, ENGINES_PER_NODE = 256, 64, 8
 MOST_CREDIT = 8000  # per engine; below the queue limit of the controller for one worker
@@ -74,7 +73,7 @@ class Load:
     def __init__(self, plan: LoadPlan) -> None:
         self.plan = plan
         self.counts = Counts()
-        self.sockets = Sockets(plan.address, load_client(RunDir(plan.run_dir).keys(1)))
+        self.sockets = Sockets(plan.address, RunDir(plan.run_dir).keys(1))
         self.envs = Environments(self.counts, plan.slots)
         self._later = Later(plan.seconds)
         self.trainer = Trainers(self.counts, self._later)

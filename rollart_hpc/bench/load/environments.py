@@ -56,7 +56,7 @@ class Environments:
             case ms.Resend():
                 slot = self.slots.get(message.trajectory)
                 if slot is not None and slot.issue == message.issue and slot.asked_s < math.inf:
-                    self._ask(slot, slot.asked_s)
+                    self._ask(slot, slot.asked_s, resend=True)
             case ms.Cancel():
                 slot = self.slots.pop(message.trajectory, None)
                 self.counts.cancelled += slot is not None
@@ -113,8 +113,9 @@ class Environments:
         if not self._idle:
             self._next_s = max(self._next_s, now)
 
-    def _ask(self, slot: Slot, due_s: float) -> None:
+    def _ask(self, slot: Slot, due_s: float, resend: bool = False) -> None:
         slot.asked_s = due_s
         prefix = slot.turn * TURN_TOKENS
-        wanted = ms.TurnWanted(slot.trajectory, slot.issue, slot.turn, prefix, 0, ANSWER_TOKENS, slot.turn == 0)
+        full = resend or slot.turn == 0
+        wanted = ms.TurnWanted(slot.trajectory, slot.issue, slot.turn, prefix, 0, ANSWER_TOKENS, full)
         slot.peer.send(wanted, PROMPT)

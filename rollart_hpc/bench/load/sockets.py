@@ -11,6 +11,7 @@ import select
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -18,9 +19,10 @@ import zmq
 from rollart_hpc import __version__
 from rollart_hpc.errors import SiteError
 from rollart_hpc.processes.lifetime import raise_file_limit
+from rollart_hpc.types import Role
 from rollart_hpc.wire import messages as ms
 from rollart_hpc.wire.hub import identity_of
-from rollart_hpc.wire.keys import ClientKeys
+from rollart_hpc.wire.keys import ClientKeys, load_client
 from rollart_hpc.wire.link import CLOCK_BEATS
 from rollart_hpc.wire.parts import receive_frames, send_parts, unpack
 
@@ -34,7 +36,7 @@ LOOKS = 4  # how often each worker is checked per heartbeat interval
 class Identity:
     """The worker that a socket belongs to."""
 
-    role: str
+    role: Role
     name: str
     node: str
     capacity: int
@@ -96,9 +98,10 @@ Answer = Callable[[Peer, ms.AnyMessage], None]
 class Sockets:
     """All workers of the load."""
 
-    def __init__(self, address: str, keys: ClientKeys) -> None:
+    def __init__(self, address: str, keys: Path) -> None:
+        """`keys`: the directory with the keys of the roles."""
         self.peers: list[Peer] = []
-        self._address, self._keys = address, keys
+        self._address, self._key_files = address, keys
         self._context = zmq.Context()
         self._epoll = select.epoll()
         self._by_fd: dict[int, Peer] = {}
@@ -110,7 +113,8 @@ class Sockets:
         _need_files(FILES_PER_SOCKET * len(identities) + SPARE_FILES)
         self._context.set(zmq.MAX_SOCKETS, len(identities) + 1)
         for identity in identities:
-            peer = Peer(self._context, self._address, self._keys, identity, answer)
+            keys = load_client(self._key_files, identity.role)
+            peer = Peer(self._context, self._address, keys, identity, answer)
             self.peers.append(peer)
             fd = int(peer.socket.getsockopt(zmq.FD))
             self._by_fd[fd] = peer

@@ -75,7 +75,7 @@ class Relays:
 
     def answer(self, peer: Peer, message: ms.AnyMessage) -> None:
         if isinstance(message, ms.TransferOffer):
-            peer.send(ms.TransferReady(message.epoch, "127.0.0.1", 1))
+            peer.send(ms.TransferReady(message.epoch, "127.0.0.1", 1, ""))
             self._later.send(peer, ms.TransferSent(message.epoch, 0, 0.0, "gloo"))
         elif isinstance(message, (ms.Adopt, ms.TransferJoin)):
             self._later.send(peer, ms.Held(message.attempt, message.version, 0, 0.0))

@@ -48,7 +48,7 @@ class Dialer:
         hello = Hello(
             "agent", self._name, self._host, "", 0, __version__, found.epoch, new_incarnation(), os.getpid()
         )  # fmt: skip
-        keys = load_client(self._run.agent_keys(found.epoch))
+        keys = load_client(self._run.agent_keys(found.epoch), "agent")
         link = Link(found.address, keys, hello, welcome_timeout_s=TRY_S if self.wait_s else ONLY_TRY_S)
         self._epoch, self._has_ended = found.epoch, False
         return link

@@ -37,6 +37,7 @@ from rollart_hpc.wire.messages import (
     Stop,
     Warned,
     WhoAreYou,
+    clip,
 )
 
 LOOK_EVERY_S = 10.0  # for a newer supervisor
@@ -120,7 +121,7 @@ class Keeper:
             child = self._start(launch)
         except RollartError as error:
             log.error("%s", error)
-            self._link.send(Died(*key, ExitCode.ENVIRONMENT, error.what))
+            self._link.send(Died(*key, ExitCode.ENVIRONMENT, clip(error.what)))
             return
         self._cpus[key] = self._cores.take(launch.cpus)
         resources.settle(child.pid, self._cpus[key])
@@ -167,7 +168,7 @@ class Keeper:
         code = child.reap()
         reason = self._why(code)
         log.info("%s ended with %s%s", key[0], code, f": {reason}" if reason else "")
-        self._link.send(Died(*key, code, reason))
+        self._link.send(Died(*key, code, clip(reason)))
 
     def _why(self, code: int) -> str:
         before, self._num_out_of_memory = self._num_out_of_memory, resources.num_killed_for_memory()

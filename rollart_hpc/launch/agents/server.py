@@ -24,7 +24,7 @@ from rollart_hpc.launch.process import Order
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.types import Frame
 from rollart_hpc.wire.hub import listen
-from rollart_hpc.wire.keys import load_server, make_keys
+from rollart_hpc.wire.keys import AGENTS, load_server, make_keys
 from rollart_hpc.wire.members import Lost, Members
 from rollart_hpc.wire.messages import AnyMessage, Await, Declined, Died, Launch, Launched, Message, Offer, Stop, Warned
 from rollart_hpc.wire.wakeup import Wakeup
@@ -56,7 +56,7 @@ News = Arrived | Departed | Warning
 class AgentServer:
     def __init__(self, run: RunDir, bind_host: str, ports: str = "", *, heartbeat_s: float, silence_s: float) -> None:
         self.epoch = run.last_agent_epoch() + 1
-        make_keys(run.agent_keys(self.epoch))
+        make_keys(run.agent_keys(self.epoch), AGENTS)
         self._hub = listen(bind_host, ports, load_server(run.agent_keys(self.epoch)))
         self._members = Members(self._hub, attempt=self.epoch, heartbeat_s=heartbeat_s, silence_s=silence_s)
         self.address = f"tcp://{bind_host}:{self._hub.port}"

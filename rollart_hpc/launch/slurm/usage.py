@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from rollart_hpc.launch.plan import Plan
 from rollart_hpc.launch.slurm import record
 from rollart_hpc.observe import timeline
-from rollart_hpc.observe.lanes import busy_and_idle
 from rollart_hpc.observe.status import GpuHours
 from rollart_hpc.observe.trace import CATEGORIES
+from rollart_hpc.observe.trace_sums import busy_s
 from rollart_hpc.rundir import RunDir
 
 HOUR_S = 3600.0
@@ -63,11 +63,13 @@ def _satellites(records: list[record.Record]) -> Iterator[tuple[record.Satellite
 
 
 def _busy(run: RunDir, plan: Plan) -> defaultdict[str, float]:
-    lanes = timeline.by_process(timeline.read_run(run.traces(attempt) for attempt in run.attempt_numbers()))
     busy: defaultdict[str, float] = defaultdict(float)
     for proc in plan.procs:
-        lane = [span for span in lanes.get(proc.name, ()) if span.category in BUSY]
-        if proc.needs.gpus and lane:
-            hardware = plan.component_of(proc.node).hardware
-            busy[hardware] += proc.needs.gpus * busy_and_idle(lane)[0]
+        if not proc.needs.gpus:
+            continue
+        hardware = plan.component_of(proc.node).hardware
+        for path in (run.trace_part(attempt, proc.name) for attempt in run.attempt_numbers()):
+            if path.exists():
+                spans = (span for span in timeline.read_file(path) if span.category in BUSY)
+                busy[hardware] += proc.needs.gpus * busy_s(spans)
     return busy

@@ -46,7 +46,7 @@ class Direct:
         self.source.offer(version, size, WeightsId(0, version), lambda: named)
         ready = self.reports.get(timeout=PATIENCE_S)
         assert isinstance(ready, TransferReady)
-        join = TransferJoin(version, 0, version, 1, size, ready.host, ready.port)
+        join = TransferJoin(version, 0, version, 1, size, ready.host, ready.port, ready.secret)
         target = DirectTarget(join, DEADLINE_S)
         self.engine.suspend()
         try:
