@@ -45,15 +45,18 @@ class Summary(msgspec.Struct, frozen=True):
 
 def steps_of(run: RunDir) -> int:
     """Steps of the surviving chain."""
-    return len(ledger.surviving(ledger.read(run.ledger))) if run.ledger.exists() else 0
+    return len(chain_of(run))
+
+
+def chain_of(run: RunDir) -> list[ledger.Line]:
+    return ledger.surviving(ledger.entries(run.ledger)) if run.ledger.exists() else []
 
 
 def find_problems(run: RunDir, sight: Sight, healings: Sequence[Healing], *, is_interrupted: bool) -> list[str]:
     config = read_resolved(run.config)
     rules = rules_of(config)
-    lines = ledger.read(run.ledger) if run.ledger.exists() else []
-    found = ledger.problems(lines, rules.group_size, rules.alpha)
-    chain = [line.version for line in ledger.surviving(lines)]
+    found = ledger.check(run.ledger, rules.group_size, rules.alpha) if run.ledger.exists() else []
+    chain = [line.version for line in chain_of(run)]
     if chain != list(range(1, len(chain) + 1)):
         found.append(f"the ledger has versions {chain[0]} to {chain[-1]}, but not all of them once")
     state = sight.status.state
@@ -85,7 +88,7 @@ def summarize(
         kinds = acts.setdefault(healing.act.victim.role, {})
         kinds[healing.act.kind] = kinds.get(healing.act.kind, 0) + 1
     times = [healing.after_s for healing in healings if healing.after_s is not None]
-    chain = ledger.surviving(ledger.read(run.ledger)) if run.ledger.exists() else []
+    chain = chain_of(run)
     return Summary(
         run_dir=str(run.path),
         seed=seed,

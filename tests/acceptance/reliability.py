@@ -73,20 +73,22 @@ def _fuzz(figures: Figures) -> list[str]:
 
 
 def _strangers(f: Figures) -> list[str]:
+    rows = [
+        [
+            f"{a['hard']:,}",
+            f"{a['turns_before']:.1f} -> {a['turns_after']:.1f}",
+            f"{a['attempt_before']} -> {a['attempt_after']}",
+            f"{a['step_before']} -> {a['step_after']}",
+            f"{a['files_before']} -> {a['files_most']}",
+        ]
+        for a in f["attacks"]
+    ]
     return [
         *_head("Connections without a key", "strangers"),
-        f"{f['connections']:,} TCP connections that send one byte of a greeting, against the controller of a live run "
-        f"with a soft limit of {f['soft']:,} files (hard {f['hard']:,}), held for {f['seconds']:.0f} s.",
+        f"{f['connections']:,} TCP connections that send one byte of a greeting, and come again when they are closed, "
+        f"against the controller of a live run with a soft limit of {f['soft']:,} files, for {f['seconds']:.0f} s.",
         "",
-        *table(
-            ["", "before", "meanwhile"],
-            [
-                ["turns/s", f"{f['turns_before']:.1f}", f"{f['turns_after']:.1f}"],
-                ["attempt", str(f["attempt_before"]), str(f["attempt_after"])],
-                ["step", str(f["step_before"]), str(f["step_after"])],
-                ["descriptors of the controller", str(f["files_before"]), str(f["files_most"])],
-            ],
-        ),
+        *table(["hard limit", "turns/s, before and meanwhile", "attempt", "step", "files of the controller"], rows),
     ]
 
 

@@ -52,7 +52,12 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help="all if none is named")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--keep", type=Path, help="keep the run directories here")
-    parser.add_argument("--window-s", type=float, default=120.0, help="sick: length of a window of turns/s")
+    parser.add_argument(
+        "--window-s",
+        type=float,
+        default=120.0,
+        help="sick, strangers: length of a window of turns/s; the latter uses half of it",
+    )
     parser.add_argument("--chaos-for", default="10m", help="chaos: how long")
     parser.add_argument("--soak-s", type=float, default=3600.0, help="soak: how long")
     args = parser.parse_args()
@@ -71,7 +76,7 @@ def main() -> int:
             "hub": hub,
             "ray": lambda: against_ray(keep),
             "sick": lambda: sick(keep, args.window_s),
-            "strangers": lambda: strangers(keep),
+            "strangers": lambda: strangers(keep, args.window_s / 2),
             "chaos": lambda: chaos(keep, args.chaos_for),
             "soak": lambda: soak(keep, args.soak_s),
             "reliability": lambda: render() is None,

@@ -69,22 +69,40 @@ def observe(run: Live, seconds: float) -> list[dict[str, Any]]:
 
 def look(run: Live, time_s: float) -> dict[str, Any]:
     pids = {**run.pids(), "supervisor": run.process.pid}
-    groups: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError):
-            fields = (path / "stat").read_text().rsplit(")", 1)[1].split()
-            groups.setdefault(int(fields[2]), []).append(int(path.name))
     memory = {name: rss(pid) for name, pid in pids.items()}
     files = {name: num_files(pid) for name, pid in pids.items()}
+    children = family()
     for name, pid in pids.items():
-        if name.startswith("env"):  # its environments are processes of its group
-            rest = [other for other in groups.get(pid, []) if other != pid]
-            memory[f"{name}, environments"] = sum(map(rss, rest))
-            files[f"{name}, environments"] = sum(map(num_files, rest))
+        if name.startswith("env"):
+            rest = below(pid, children)
+            memory[f"{name}, its {SLOTS // ENV_WORKERS} environments"] = sum(map(pss, rest))
+            files[f"{name}, its {SLOTS // ENV_WORKERS} environments"] = sum(map(num_files, rest))
     return {
         "time_s": time_s, "step": run.status()["step"], "turns": run.turns(), "memory": memory, "files": files,
         "directory": directory(run.run.path),
     }  # fmt: skip
+
+
+def family() -> dict[int, list[int]]:
+    """The children of every process."""
+    found: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            parent = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            found.setdefault(parent, []).append(int(path.name))
+    return found
+
+
+def below(pid: int, children: dict[int, list[int]]) -> list[int]:
+    return [found for child in children.get(pid, []) for found in (child, *below(child, children))]
+
+
+def pss(pid: int) -> float:
+    """In MB, its share of what it shares with others counted once: environments are forked from one process."""
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) / 1024
+    return 0.0
 
 
 def rss(pid: int) -> float:

@@ -15,17 +15,26 @@ from tests.acceptance.live import Live, live
 from tests.acceptance.reliability import store
 
 CONNECTIONS = 2000
-SOFT, HARD = 1024, 20_000
+SOFT = 1024
+HARD = (20_000, 1024)  # where the soft limit can be raised, and where it can't
 PART = 0.8  # of the turns/s before; the strangers' own CPU is on the same two cores
 
 
 def strangers(keep: Path, window_s: float = 60.0) -> bool:
     raise_file_limit()
     latency = "tasks.frozenlake.trouble.turn_latency.mean_s=0.5"
-    with live(keep, "strangers", latency, "timeouts.silence_s=20", files=(SOFT, HARD)) as run, ExitStack() as stack:
-        run.until_step(5)
-        figures = attack(run, stack, window_s)
-    store("strangers", figures)
+    attacks = []
+    for hard in HARD:
+        name, files = f"strangers-{hard}", (SOFT, hard)
+        with live(keep, name, latency, "timeouts.silence_s=20", files=files) as run, ExitStack() as stack:
+            run.until_step(5)
+            attacks.append({"hard": hard, **attack(run, stack, window_s)})
+            print(attacks[-1], flush=True)
+    store("strangers", {"connections": CONNECTIONS, "soft": SOFT, "seconds": window_s, "attacks": attacks})
+    return all(is_unnoticed(figures) for figures in attacks)
+
+
+def is_unnoticed(figures: dict[str, Any]) -> bool:
     same = figures["attempt_before"] == figures["attempt_after"] and figures["step_after"] > figures["step_before"]
     return same and figures["turns_after"] >= PART * figures["turns_before"]
 
@@ -35,8 +44,7 @@ def attack(run: Live, stack: ExitStack, window_s: float) -> dict[str, Any]:
     address = json.loads((run.run.latest / "controller.json").read_text())["address"]
     host, port = address.removeprefix("tcp://").rsplit(":", 1)
     before = run.status()
-    figures = {"connections": CONNECTIONS, "soft": SOFT, "hard": HARD, "seconds": window_s}
-    figures |= {"files_before": num_files(controller), "turns_before": run.turns_per_s(window_s)}
+    figures = {"files_before": num_files(controller), "turns_before": run.turns_per_s(window_s)}
     held = [stack.enter_context(knock(host, int(port))) for _ in range(CONNECTIONS)]
     turns, began_s, most = run.turns(), time.monotonic(), 0
     while time.monotonic() < began_s + window_s:

@@ -57,7 +57,7 @@ def test_bad_ends(run):
     write(run, 1, 3)
     assert any("follows" in problem for problem in problems(run, RunState.RUNNING, Healing(KILL, 1.0)))
     write(run, 1, twice=True)
-    assert "a trained 2 times" in problems(run, RunState.RUNNING, Healing(KILL, 1.0))
+    assert "a trained 2 times" in problems(run, RunState.RUNNING, Healing(KILL, 1.0))[0]
 
 
 def sight(incarnation: str, progress: int, joined: int, is_strong: bool = True) -> Sight:

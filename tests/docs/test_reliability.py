@@ -18,9 +18,9 @@ FIGURES = {
     },
     "fuzz": {"messages": 10_000_000, "reached_the_core": 6_000_000},
     "strangers": {
-        "connections": 2000, "soft": 1024, "hard": 20_000, "seconds": 60.0, "turns_before": 9.0, "turns_after": 8.9,
-        "attempt_before": 1, "attempt_after": 1, "step_before": 5, "step_after": 60, "files_before": 40,
-        "files_most": 900,
+        "connections": 2000, "soft": 1024, "seconds": 60.0,
+        "attacks": [{"hard": 20_000, "turns_before": 9.0, "turns_after": 8.9, "attempt_before": 1, "attempt_after": 1,
+                     "step_before": 5, "step_after": 60, "files_before": 40, "files_most": 900}],
     },
     "sick": {"engine": {**SICK, "quarantined": []}, "env": {**SICK, "aside_s": None, "quarantined": ["lake"]}},
     "chaos": {
