@@ -9,7 +9,7 @@ import struct
 
 from rollart_hpc.flow import events as ev
 from rollart_hpc.types import Frame, WeightsId
-from rollart_hpc.vocabulary import DONE, DropReason
+from rollart_hpc.vocabulary import DONE, DropReason, EventKind
 from rollart_hpc.wire import messages as ms
 
 _int32 = struct.Struct("<i").unpack_from
@@ -59,7 +59,7 @@ def event_of(name: str, m: ms.AnyMessage, frames: list[Frame]) -> ev.Event | Non
         case ms.BatchWanted():
             return ev.BatchWanted(m.version)
         case ms.Committed():
-            return ev.Committed(m.version, m.wait_s, m.train_s, bool(m.metrics.get("update_skipped")))
+            return ev.Committed(m.version, m.wait_s, m.train_s, bool(m.metrics.get(EventKind.UPDATE_SKIPPED)))
         case ms.Saved():
             return ev.Saved(m.version, m.error)
         case ms.Published():

@@ -33,6 +33,7 @@ from rollart_hpc.trainers.planning import Planner, Slot
 from rollart_hpc.trainers.tally import Tally
 from rollart_hpc.trainers.world import World
 from rollart_hpc.types import Sample, TokenRecord, TrainGroup
+from rollart_hpc.vocabulary import EventKind
 from rollart_hpc.weights.digest import digest
 
 log = logging.getLogger(__name__)
@@ -205,7 +206,11 @@ class StepTrainer(ABC):
         is_finite = bool(np.isfinite(norm))
         if not is_finite:
             log.warning("step %d: gradients are not finite; the update is skipped", self.version)
-        return {"grad_norm": norm if is_finite else -1.0, "lr": lr, "update_skipped": float(not is_finite)}
+        return {
+            "grad_norm": norm if is_finite else -1.0,
+            "lr": lr,
+            EventKind.UPDATE_SKIPPED.value: float(not is_finite),
+        }
 
     # --- log-probs ---------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ SELDOM: list[tuple[str, ms.Message]] = [
     *((name, ms.Warned(name)) for name in CAST),
     ("engine-0", ms.PrefixMissing(1)), ("engine-1", ms.Prefilled(1, "a", "k", 1)),
     ("engine-0", ms.InstallFailed(1, 0, "x")), ("engine-0", ms.TransferFailed(1, "x")),
-    ("relay-compute", ms.TransferFailed(0, "x")), ("relay-compute", ms.TransferReady(1, "h", 1)),
+    ("relay-compute", ms.TransferFailed(0, "x")), ("relay-compute", ms.TransferReady(1, "h", 1, "s")),
     ("relay-compute", ms.TransferSent(1, 1, 0.1, "gloo")), ("trainer", ms.Saved(0, "")), ("trainer", ms.BatchWanted(0)),
     ("reward-0", ms.ScoreFailed("a", 0, "x")), ("supervisor", ms.Exited("env-0", "1", 1)),
     ("supervisor", ms.SaveWanted()),
