@@ -17,13 +17,13 @@ import pytest
 from rollart_hpc.processes.lifetime import raise_file_limit
 from rollart_hpc.wire.keys import ClientKeys
 from rollart_hpc.wire.link import Link
-from rollart_hpc.wire.messages import Resend, Stop
-from tests.wire.star import PATIENCE_S, make_hello
+from rollart_hpc.wire.messages import Stop
+from tests.wire.star import PATIENCE_S, ask, make_hello
 
 STRANGERS = 2000
 pytestmark = pytest.mark.slow
 
-# Echoes every Resend, and writes a line, a status and a number of descriptors for it, as a controller would.
+# Echoes every turn, and writes a line, a status and a number of descriptors for it, as a controller would.
 HUB = """
 import json, os, resource, sys
 from dataclasses import asdict
@@ -35,21 +35,21 @@ from rollart_hpc.wire import hub as hub_module
 from rollart_hpc.wire.hub import Hub
 from rollart_hpc.wire.keys import new_keys
 from rollart_hpc.wire.members import Members
-from rollart_hpc.wire.messages import Resend, Stop
+from rollart_hpc.wire.messages import Stop, TurnWanted
 
 where, soft, hard = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 if "raise" in sys.argv:
     raise_file_limit()
 hub_module.HANDSHAKE_MS = 3000  # the test need not last as long as a handshake may
-server, client = new_keys()
+server, clients = new_keys()
 hub = Hub("127.0.0.1", server)
 members = Members(hub, attempt=1, heartbeat_s=0.2, silence_s=60)
-print(json.dumps({"port": hub.port, "keys": asdict(client)}), flush=True)
+print(json.dumps({"port": hub.port, "keys": asdict(clients["env"])}), flush=True)
 while True:
     for name, message, frames in hub.poll(0.2):
         members.handle(name, message)
-        if isinstance(message, Resend):
+        if isinstance(message, TurnWanted):
             append_line(where / "ledger", message.trajectory)
             write_json(where / "status", {"files": descriptors.num_open(), "refused": dict(hub.counters)})
             hub.send(name, Stop(message.trajectory))
@@ -83,7 +83,7 @@ def strangers(stack: ExitStack, port: int, num: int) -> list[socket.socket]:
 
 
 def echo(link: Link, text: str) -> None:
-    link.send(Resend(text, 0, 0))
+    link.send(ask(text))
     received = link.recv(PATIENCE_S)
     assert received is not None and received[0] == Stop(text)
 
