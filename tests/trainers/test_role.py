@@ -97,10 +97,12 @@ class Run:
     def send(self, message: Message, *frames: Frame) -> None:
         self.hub.send("trainer-0", message, *frames)
 
-    def batch(self, step: int) -> None:
+    def batch(self, step: int, *, at_once: bool = False) -> None:
+        """A chunk for each group. `at_once`: a single chunk, so that the micro-batches don't depend on its timing."""
         groups = make_groups(step)
+        items: list[ChunkItem] = []
+        frames: list[bytes] = []
         for index, group in enumerate(groups):
-            items, frames = [], []
             for name in dict.fromkeys(sample.trajectory for sample in group.samples):
                 parts = [sample for sample in group.samples if sample.trajectory == name]
                 lengths = [len(part.record) for part in parts]
@@ -109,12 +111,15 @@ class Run:
                 frames.append(np.concatenate([record.ids for record in records]).tobytes())
                 frames.append(np.concatenate([record.logprobs for record in records]).tobytes())
                 frames.append(np.concatenate([record.versions for record in records]).tobytes())
-            self.send(Chunk(step, index, items, index == len(groups) - 1), *frames)
+            is_last = index == len(groups) - 1
+            if is_last or not at_once:
+                self.send(Chunk(step, 0 if at_once else index, items, is_last), *frames)
+                items, frames = [], []
 
-    def step(self, step: int) -> Committed:
+    def step(self, step: int, *, at_once: bool = False) -> Committed:
         """From the batch asked for to the weights published."""
         assert self.expect(BatchWanted).version == step
-        self.batch(step)
+        self.batch(step, at_once=at_once)
         committed = self.expect(Committed)
         published = self.expect(Published)
         assert (published.attempt, published.version) == (self.attempt, step + 1)
@@ -163,7 +168,7 @@ def test_the_life_of_a_trainer(tmp_path: Path) -> None:
         directory = make_directory(tmp_path / "step_2.tmp")
         run.send(Save(2, str(directory)))
         assert run.expect(Saved) == Saved(2, "")
-        run.batch(2)
+        run.batch(2, at_once=True)
         straight = run.expect(Committed)
         run.expect(Published)
         run.expect(BatchWanted)
@@ -177,7 +182,7 @@ def test_the_life_of_a_trainer(tmp_path: Path) -> None:
         hello = run.joined()
         assert hello.version == 2
         assert run.expect(Published).version == 2
-        again = run.step(2)
+        again = run.step(2, at_once=True)
         assert (again.parent_digest, again.digest) == (straight.parent_digest, straight.digest)
         run.send(Stop("over"))
         assert codes(processes) == [0]
