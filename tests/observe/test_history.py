@@ -14,15 +14,16 @@ from rollart_hpc.observe.trace_sums import MAX_LANES, Busy, read_trace
 
 from .fake_run import write_fake_run
 
+# VmHWM, because ru_maxrss begins with the memory of the process that forked this one.
 PEAK = """
-import resource, sys
+import sys
 from pathlib import Path
 from rollart_hpc.observe import perfetto
 from rollart_hpc.observe.report import write_report
 run = Path(sys.argv[1])
 write_report(run)
 perfetto.merge([run / "attempts" / "attempt_1" / "trace"], run / "trace.json")
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
 
