@@ -6,6 +6,7 @@ The next supervisor gets a new keeper, without processes.
 from __future__ import annotations
 
 import logging
+import os
 import selectors
 import signal
 import time
@@ -55,7 +56,7 @@ class Keeper:
         self._stores: dict[str, str] = {}  # by node: incarnation of its relay
         self._selector = selectors.DefaultSelector()
         self._signals = Signals()
-        self._cores = resources.own_cores()
+        self._cores = resources.own_cores(os.environ)
         self._children: dict[tuple[str, str], LocalChild] = {}
         self._cpus: dict[tuple[str, str], set[int]] = {}
         self._timers = Timers()
