@@ -65,14 +65,21 @@ class TokenRecord:
 
 @dataclass(slots=True)
 class Sample:
-    """One trainable token sequence with its reward. The algorithm fills in `advantage`."""
+    """One trainable token sequence with its reward. The algorithm fills in what stands last.
+
+    `advantages` has a value for every sampled token but a first one, which no token predicts.
+    """
 
     trajectory: str
     group: int
     task: str
     record: TokenRecord
     reward: float
-    advantage: float = 0.0
+    success: bool = False
+    is_cut: bool = False  # its trajectory was ended by a limit
+    states: list[int] = field(default_factory=list)  # of its trajectory: a key of the observation before each turn
+    advantages: NDArray[np.float32] | None = None  # None: 0 everywhere
+    is_left_out: bool = False  # not trained on, but counted
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ def _environment(task: Tree, is_tiny: bool) -> Iterator[str]:
     made = yield from _resolve("environment", task)
     if made is None:
         return
-    yield from _arguments("params", made, task.get("params"))
+    yield from find_bad_arguments("params", made, task.get("params"))
     if not isinstance(made, type):
         return  # a function that makes the environment: only a call shows what it returns
     missing = [method for method in METHODS if not hasattr(made, method)]
@@ -64,7 +64,7 @@ def lacks_format(name: str) -> str:
 def _reward(task: Tree) -> Iterator[str]:
     function = yield from _resolve("reward", task)
     if function is not None:
-        yield from _arguments("reward_params", function, task.get("reward_params"), "transcript")
+        yield from find_bad_arguments("reward_params", function, task.get("reward_params"), "transcript")
 
 
 def _resolve(key: str, task: Tree) -> Generator[str, None, Any]:
@@ -78,7 +78,7 @@ def _resolve(key: str, task: Tree) -> Generator[str, None, Any]:
         return None
 
 
-def _arguments(key: str, function: Callable[..., Any], given: Any, *leading: str) -> Iterator[str]:
+def find_bad_arguments(key: str, function: Callable[..., Any], given: Any, *leading: str) -> Iterator[str]:
     """Does `function(*leading, **given)` bind?"""
     given = {} if given is None else given
     try:

@@ -41,14 +41,19 @@ TABLE = (
         "trainer.schedule is constant",
     ),
     Idle(
-        ("algorithm.normalise_std",),
-        lambda run, _: run.algorithm.estimator != "grpo",
-        "only estimator grpo divides by the deviation of a group",
-    ),
-    Idle(
-        ("algorithm.clip_low", "algorithm.clip_high"),
+        ("algorithm.loss_params.clip_low", "algorithm.loss_params.clip_high", "algorithm.loss_params.dual_clip"),
         lambda run, _: run.algorithm.decoupled,
         "with decoupled: true and one update per batch nothing is clipped",
+    ),
+    Idle(
+        ("algorithm.kl_estimator", "algorithm.kl_in"),
+        lambda run, _: run.algorithm.kl == 0,
+        "algorithm.kl is 0, so there is no KL penalty",
+    ),
+    Idle(
+        ("algorithm.estimator",),
+        lambda run, _: run.algorithm.loss == "raft_pp",
+        "loss raft_pp uses rewards, not advantages",
     ),
     Idle(
         ("validation.every", "validation.temperature"),
@@ -124,6 +129,9 @@ TABLE = (
 )  # fmt: skip
 
 
+_COMPARE_WITHIN = ("grpo", "dr_grpo", "rloo", "max_rl", "reinforce_pp_baseline", "lite_ppo")
+
+
 def find_idle(config: RunConfig, said: Mapping[str, Any]) -> Iterator[str]:
     """A line for each key that the user wrote (`said`) and that does nothing."""
     for key, value in _leaves(said):
@@ -136,11 +144,11 @@ def find_idle(config: RunConfig, said: Mapping[str, Any]) -> Iterator[str]:
 
 def find_poor(config: RunConfig) -> Iterator[str]:
     """Values that do something, but hardly what was meant."""
-    size = config.flow.group_size
-    if size == 1 and config.algorithm.estimator == "grpo":
+    size, estimator = config.flow.group_size, config.algorithm.estimator
+    if size == 1 and estimator in _COMPARE_WITHIN and config.algorithm.loss != "raft_pp":
         yield (
-            "flow.group_size: 1 with estimator grpo: a reward is compared with itself, every advantage is 0, so "
-            "nothing is learned; set flow.group_size=8, or algorithm.estimator=reinforce"
+            f"flow.group_size: 1 with estimator {estimator}: a reward is compared with itself, every advantage is 0, "
+            "so nothing is learned; set flow.group_size=8, or algorithm.estimator=reinforce"
         )
     if 0 < config.steps <= config.trainer.warmup_steps:
         yield (

@@ -30,6 +30,7 @@ from rollart_hpc.config.classes import find_class_problems, set_profiles
 from rollart_hpc.config.key_names import as_fields, as_keys
 from rollart_hpc.config.locations import Locations, key_of
 from rollart_hpc.config.model_size import count_in
+from rollart_hpc.config.moved import moved, without_replaced
 from rollart_hpc.config.partial import of_their_own, without
 from rollart_hpc.config.rules import find_conflicts, find_model_problems, find_oddities
 from rollart_hpc.config.schema import RunConfig
@@ -38,6 +39,7 @@ from rollart_hpc.errors import ConfigError, UserError
 
 Config = TypeVar("Config", RunConfig, SiteConfig)
 _SBATCH_VARIABLES = {"account": "SBATCH_ACCOUNT", "qos": "SBATCH_QOS", "reservation": "SBATCH_RESERVATION"}
+_FREE = ("params", "corrections", "shaping")  # ends of keys of maps in which null is a value
 _FAILED = object()  # a value whose interpolation failed: reported, then left out
 
 
@@ -77,7 +79,7 @@ def load_all(
     site_name = str(site or said.get("site") or else_site)
     site_config, site_problems = _try_site(site_name)
     said["site"] = site_name
-    merged = _merge({"name": path.stem}, site_config.defaults, said)
+    merged = _merge({"name": path.stem}, moved(site_config.defaults), said)
     merged["tasks"] = dict(_load_tasks(merged.get("tasks"), path.parent, problems, task_locations))
     tree = _interpolate(merged, problems)
     config = _build(RunConfig, tree, problems)
@@ -131,7 +133,7 @@ def change(config: RunConfig, overrides: Sequence[str], source: str) -> tuple[Ru
     if isinstance(tasks, dict):
         new = {name: given for name, given in tasks.items() if name not in tree["tasks"]}
         said = {**said, "tasks": {**tasks, **dict(_load_tasks(new, Path.cwd(), problems, locations))}}
-    tree = _interpolate(_merge(tree, said), problems)
+    tree = _interpolate(_merge(without_replaced(tree, said), said), problems)
     changed = _build(RunConfig, tree, problems)
     problems += find_code_problems(tree)
     problems += of_their_own(find_conflicts(changed), problems)
@@ -194,6 +196,7 @@ def _with_base(
 def _over(below: Tree, tree: Tree) -> Tree:
     """`tree` merged over `below`. A task that `below` has and `tree` sets to null is dropped."""
     dropped = _dropped(below, tree)
+    below = without_replaced(below, tree)
     if not dropped:
         return _merge(below, tree)
     kept = {key: given for key, given in below["tasks"].items() if key not in dropped.values()}
@@ -252,9 +255,9 @@ def _build(schema: type[Config], tree: Tree, problems: list[str]) -> Config:
 
 
 def _without_empty(tree: Tree) -> Tree:
-    """Drop sections with nothing below them (`model:`), so that defaults apply. `params` keep their nulls."""
+    """Drop sections with nothing below them (`model:`), so that defaults apply. Maps of the user keep their nulls."""
     return {
-        k: _without_empty(v) if isinstance(v, dict) and not k.endswith("params") else v
+        k: _without_empty(v) if isinstance(v, dict) and not k.endswith(_FREE) else v
         for k, v in tree.items()
         if v is not None
     }
@@ -273,7 +276,7 @@ def _read(path: Path) -> Tree:
         raise UserError(f"can't read {path}: {error.strerror}", "check the path and its permissions") from None
     if not isinstance(content, DictConfig):
         raise UserError(f"{path} holds a list or a single value, not keys", "write `key: value` lines")
-    return _anchor(_plain(content), path.parent)
+    return moved(_anchor(_plain(content), path.parent))
 
 
 def _parse_overrides(overrides: Sequence[str], problems: list[str]) -> Tree:
@@ -285,7 +288,7 @@ def _parse_overrides(overrides: Sequence[str], problems: list[str]) -> Tree:
         else:
             problems.append(f"{text}: not of the form key=value; write e.g. flow.alpha=2")
     try:
-        return _anchor(_plain(OmegaConf.from_dotlist(good)), Path.cwd())
+        return moved(_anchor(_plain(OmegaConf.from_dotlist(good)), Path.cwd()))
     except (YAMLError, OmegaConfBaseException, ValueError) as error:
         problems.append(f"{' '.join(good)}: {error}")
         return {}
@@ -361,6 +364,8 @@ def _anchor(tree: Tree, base: Path) -> Tree:
     model = tree.get("model")
     if isinstance(model, dict) and isinstance(model.get("path"), str) and model["path"]:
         anchored["model"] = {**model, "path": _absolute(model["path"], base)}
+    if isinstance(tree.get("algorithm"), dict):
+        anchored["algorithm"] = _anchor_algorithm(tree["algorithm"], base)
     tasks = tree.get("tasks")
     if isinstance(tasks, dict):
         anchored["tasks"] = {
@@ -368,6 +373,19 @@ def _anchor(tree: Tree, base: Path) -> Tree:
             for k, v in tasks.items()
         }
     return anchored
+
+
+def _anchor_algorithm(section: Tree, base: Path) -> Tree:
+    """Functions of the user's own are values of some keys and keys of some maps."""
+
+    def anchored(text: Any) -> Any:
+        return _absolute(text, base) if isinstance(text, str) and ".py:" in text else text
+
+    found = {key: anchored(value) for key, value in section.items()}
+    for key in ("corrections", "shaping"):
+        if isinstance(section.get(key), dict):
+            found[key] = {anchored(name): params for name, params in section[key].items()}
+    return found
 
 
 def _absolute(path: str, base: Path) -> str:

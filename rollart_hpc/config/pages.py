@@ -2,14 +2,16 @@
 
 docs/config.md   every key of run, task and site files
 docs/runs.md     its tables of modes, states, exit codes, drop reasons and events, each between two marks
+docs/algorithms.md   a table for each part of an algorithm, each between two marks
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from rollart_hpc.config.algorithms import Entry, Part, Scope, entries
 from rollart_hpc.config.modes import table
-from rollart_hpc.config.reference import TASK_ROOT, File, Key, Section, sections
+from rollart_hpc.config.reference import TASK_ROOT, File, Key, Section, keys_of, sections
 from rollart_hpc.vocabulary import DropReason, EventKind, ExitCode, RunState
 
 _BEGIN = "<!-- {name}: written by `make docs` from rollart_hpc/{source} -->"
@@ -67,6 +69,20 @@ def with_tables(page: str) -> str:
     for name, lines in _vocabularies().items():
         page = _with_table(page, name, "vocabulary.py", lines)
     return page
+
+
+def with_registries(page: str) -> str:
+    """docs/algorithms.md with its tables made anew."""
+    for part in Part:
+        lines = _rows(("name", "what it is", "parameters", "scope", "paper"), map(_entry, entries(part).values()))
+        page = _with_table(page, part, "trainers/algorithms", lines)
+    return page
+
+
+def _entry(entry: Entry) -> tuple[str, ...]:
+    assert entry.params is not None, "ready-made parts declare their parameters"
+    params = "<br>".join(f"`{k.path}` (`{k.shown_default}`): {_meaning(k)}" for k in keys_of(entry.params))
+    return f"`{entry.name}`", entry.help, params, "batch" if entry.scope is Scope.BATCH else "", entry.paper
 
 
 def _with_table(page: str, name: str, source: str, lines: Iterable[str]) -> str:

@@ -124,6 +124,11 @@ def all_keys() -> Iterator[Key]:
         yield from section.keys
 
 
+def keys_of(schema: type) -> tuple[Key, ...]:
+    """The keys of a section that stands nowhere in a file by itself."""
+    return next(_walk(schema, File.RUN, "", "")).keys[1:]
+
+
 def _walk(schema: type, file: File, path: str, help: str, names: tuple[str, ...] = ()) -> Iterator[Section]:
     hints = get_type_hints(schema)
     keys = [_READ_FIRST[file, path]] if (file, path) in _READ_FIRST else []

@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from rollart_hpc.config.key_names import as_fields, as_keys
+from rollart_hpc.config.moved import moved
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import SiteError, UserError
@@ -39,6 +40,7 @@ def read_site(path: Path) -> SiteConfig:
 def _read(path: Path, schema: type[Config]) -> Config:
     try:
         raw = msgspec.yaml.decode(path.read_bytes())
+        raw = moved(raw, is_resolved=True) if isinstance(raw, dict) else raw
         config = msgspec.convert(as_fields(schema, raw), schema)
     except FileNotFoundError:
         raise UserError(f"{path.parent} is not a run directory: it has no {path.name}", "correct the path") from None

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rollart_hpc.config.algorithm_rules import batch_scoped, find_algorithm_conflicts
 from rollart_hpc.config.backends import find_backend_conflicts, find_backend_oddities
 from rollart_hpc.config.check import nearest
 from rollart_hpc.config.effects import find_idle, find_poor
@@ -23,7 +24,7 @@ def find_conflicts(config: RunConfig) -> list[str]:
     """Every reason why this run can't start."""
     found = [*_name(config), *_tasks(config), *_deterministic(config), *_processes(config), *_pools(config)]
     found.extend(find_option_problems("job.sbatch", config.job.sbatch))
-    found.extend([*_split(config), *find_backend_conflicts(config)])
+    found.extend([*_split(config), *find_backend_conflicts(config), *find_algorithm_conflicts(config.algorithm)])
     for name, task in config.tasks.items():
         found.extend(f"tasks.{name}.{problem}" for problem in _task(config, task))
     return found
@@ -56,7 +57,9 @@ def _ignored(config: RunConfig, flow_was_set: Collection[str]) -> Iterator[str]:
             yield f"flow.{key}: {shown} has no effect: in mode {config.mode} it is always {instead}"
     is_streaming_set = preset.streaming and "streaming" in flow_was_set and config.flow.streaming
     if is_streaming_set and config.algorithm.needs_whole_batch:
-        yield f"flow.streaming: true has no effect: estimator {config.algorithm.estimator} needs the whole batch"
+        key = batch_scoped(config.algorithm)[0]
+        name = getattr(config.algorithm, key.removeprefix("algorithm."), "")
+        yield f"flow.streaming: true has no effect: {f'{key}: {name}' if name else key} needs the whole batch"
 
 
 def _name(config: RunConfig) -> Iterator[str]:

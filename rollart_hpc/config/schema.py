@@ -54,7 +54,7 @@ __all__ = [
 ]
 _REDUNDANT = modes_where(lambda preset: preset.redundancy)
 _STREAMING = modes_where(lambda preset: preset.streaming)
-_BATCH_ESTIMATORS = ("reinforce",)  # all others need only the group
+_OWN = "a name of docs/algorithms.md, or your own as module:function or path/to/file.py:function"
 
 
 @dataclass
@@ -103,8 +103,8 @@ class FlowConfig:
     streaming: bool = key(
         True,
         "send complete groups to the trainer before the batch is complete; "
-        f"false in modes other than {_STREAMING} and with estimator {' or '.join(_BATCH_ESTIMATORS)}, which needs "
-        "the whole batch",
+        f"false in modes other than {_STREAMING} and with an estimator or shaping of scope batch, which needs the "
+        "whole batch",
     )
     quarantine_after: int = key(
         8,
@@ -132,38 +132,48 @@ class ValidationConfig:
 
 @dataclass
 class AlgorithmConfig:
-    estimator: str = key(
-        "grpo",
-        "advantage of a trajectory",
-        choices={
-            "grpo": "its reward relative to the mean of its group",
-            "reinforce": "its reward relative to the mean of the batch",
-        },
-    )
-    normalise_std: bool = key(True, "grpo: divide advantages by the standard deviation of the group's rewards")
-    clip_low: float = key(0.2, "lower clip range: the probability ratio is clipped at 1 - clip_low", low=0, high=1)
-    clip_high: float = key(0.2, "upper clip range: the probability ratio is clipped at 1 + clip_high", low=0)
+    """docs/algorithms.md lists the names and parameters of every part."""
+
+    estimator: str = key("grpo", "how advantages are computed from rewards", rule=_OWN)
+    estimator_params: dict[str, Any] = key({}, "parameters of the estimator, e.g. {normalise_std: false}")
+    loss: str = key("ppo", "policy loss of a token", rule=_OWN)
+    loss_params: dict[str, Any] = key({}, "parameters of the loss, e.g. {clip_high: 0.28}")
     decoupled: bool = key(
         False,
-        "AReaL's decoupled loss: clip around the policy being updated and weight every token by its probability there "
-        "over that at sampling; with one update per batch nothing is clipped",
+        "take the ratios of the loss to the policy before the update, and correct for older data with corrections; "
+        "false = ratios are to the log-probs at sampling; with true and one update per batch nothing is clipped",
+    )
+    corrections: dict[str, Any] = key(
+        {},
+        "weights and masks for tokens of older policies, by name, with their parameters, e.g. {token: {high: 2}}; "
+        "empty = none, or with decoupled: true {token: {}}; {none: {}} = none",
+        rule=f"{_OWN}; importance weights need decoupled: true",
     )
     entropy: float = key(0.0, "coefficient of the entropy bonus; 0 = none", low=0)
     kl: float = key(0.0, "coefficient of the KL penalty to the base model; 0 = no reference model is loaded", low=0)
-    aggregation: str = key(
-        "token_mean",
-        "how token losses become the loss of a step",
+    kl_estimator: str = key("k3", "how the KL of a token is estimated", rule=_OWN)
+    kl_in: str = key(
+        "loss",
+        "where the KL penalty is",
         choices={
-            "token_mean": "mean over all sampled tokens",
-            "sample_mean": "mean over the tokens of each sample, then over samples",
-            "sample_sum": "sum over the tokens of each sample, then mean over samples",
+            "loss": "added to the loss of each token",
+            "reward": "subtracted from the advantage of the token and of those before it in its sample",
         },
     )
+    shaping: dict[str, Any] = key(
+        {},
+        "what is done to rewards, plays and advantages, by name in order, e.g. {overlong: {factor: 1}}",
+        rule=_OWN,
+    )
+    aggregation: str = key("token_mean", "how token losses become the loss of a step", rule=_OWN)
+    aggregation_params: dict[str, Any] = key({}, "parameters of the aggregation, e.g. {length: 4096} of constant")
 
     @property
     def needs_whole_batch(self) -> bool:
         """Advantages depend on all groups of the step, so no group can be streamed."""
-        return self.estimator in _BATCH_ESTIMATORS
+        from rollart_hpc.config.algorithm_rules import batch_scoped  # late: it reads this module
+
+        return bool(batch_scoped(self))
 
 
 @dataclass

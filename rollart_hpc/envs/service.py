@@ -158,6 +158,7 @@ class Service:
         elif is_reset:
             self._fail(trajectory, f"the first prompt alone reaches max_tokens = {trajectory.task.max_tokens}")
         else:
+            trajectory.is_cut = True
             self._host.finish(trajectory)
 
     def _account(self, trajectory: EnvTrajectory, happened: Happened, is_reset: bool) -> None:

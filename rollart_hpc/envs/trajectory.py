@@ -7,6 +7,8 @@ Tokens are added to the record only together with the answer that follows them, 
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +29,9 @@ class EnvTrajectory:
         self.reset_s = 0.0
         self.env_s = 0.0
         self.is_waiting = False  # for the policy's answer
+        self.is_cut = False  # by a limit
+        self._room_given = 0  # tokens that the current answer may have
+        self._renderer = renderer
         self._conversation = Conversation(renderer)
         self._samples: list[list[TokenRecord]] = [[]]
         self._prefix = PrefixHash()  # of the current sample, as engines know it
@@ -43,6 +48,7 @@ class EnvTrajectory:
     def answer(self, sampled: TokenRecord) -> str:
         """Append the sampled tokens verbatim; returns their text."""
         text = self._conversation.answer(sampled.ids)
+        self.is_cut = len(sampled) >= self._room_given and not self._renderer.is_ended(sampled.ids)
         self._turns.append((self._observation, text))
         self._samples[-1] += [_observed(self._new), sampled]
         self._prefix.extend(self._new)
@@ -76,6 +82,7 @@ class EnvTrajectory:
         ids: NDArray[np.int32] = np.concatenate([*parts, self._new])
         prefix = PrefixHash() if full else self._prefix
         self.is_waiting = True
+        self._room_given = self.room
         message = TurnWanted(
             trajectory=self.play.trajectory,
             issue=self.play.issue,
@@ -102,6 +109,8 @@ class EnvTrajectory:
             sample_lengths=lengths,
             reset_s=self.reset_s,
             env_s=self.env_s,
+            is_cut=self.is_cut,
+            states=[_state_key(observation) for observation, _ in self._turns],
         )
         return message, [msgspec.msgpack.encode(transcript), *record.to_frames()]
 
@@ -116,6 +125,11 @@ class EnvTrajectory:
             np.concatenate([part.versions for part in parts]),
         )
         return joined, lengths
+
+
+def _state_key(observation: str) -> int:
+    """Equal for equal observations, in any process; 63 bits."""
+    return int.from_bytes(blake2b(observation.encode("utf-8", "replace"), digest_size=8).digest(), "big") >> 1
 
 
 def _observed(ids: NDArray[np.int32]) -> TokenRecord:

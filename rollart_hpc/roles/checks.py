@@ -237,6 +237,8 @@ def _check_lengths(m: ms.Ended, frames: Frames) -> None:
     lengths = m.sample_lengths
     if not lengths or min(lengths) < 1 or 4 * sum(lengths) != size:
         raise Malformed(f"{size // 4} tokens, but {len(lengths)} samples of {sum(lengths)}")
+    if len(m.states) not in (0, m.num_turns):
+        raise Malformed(f"{m.num_turns} turns, but {len(m.states)} states")
 
 
 def failure_of(name: str, m: ms.AnyMessage, why: str) -> ev.Event | None:

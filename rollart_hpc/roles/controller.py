@@ -261,7 +261,7 @@ class Controller:
 
     def _send_chunk(self, c: ev.SendChunk) -> None:
         items = [
-            self.payloads.chunk_item(member.id, group.id, group.task, member.reward)
+            self.payloads.chunk_item(member.id, group.id, group.task, member.reward, member.success)
             for group in c.groups
             for member in group.members
         ]

@@ -33,9 +33,12 @@ class Payloads:
         for trajectory in [name for name in self.ended if name not in trajectories]:
             self.release(trajectory)
 
-    def chunk_item(self, trajectory: str, group: int, task: str, reward: float) -> tuple[ChunkItem, list[Frame]]:
+    def chunk_item(
+        self, trajectory: str, group: int, task: str, reward: float, success: bool
+    ) -> tuple[ChunkItem, list[Frame]]:
         ended, frames = self.ended[trajectory]
-        return ChunkItem(trajectory, group, task, reward, ended.sample_lengths), frames[RECORD]
+        item = ChunkItem(trajectory, group, task, reward, ended.sample_lengths, success, ended.is_cut, ended.states)
+        return item, frames[RECORD]
 
     def save(self, path: Path, trajectories: list[str]) -> None:
         """Write the payloads of buffered trajectories: one list of byte strings each, header first."""

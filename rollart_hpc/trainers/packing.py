@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rollart_hpc.trainers.algorithms.plays import trainable, turn_starts
 from rollart_hpc.types import Sample
 
 
@@ -28,6 +29,10 @@ class MicroBatch:
     versions: torch.Tensor  # [sampled]
     advantages: torch.Tensor  # [sampled]
     weights: torch.Tensor  # [sampled]
+    rewards: torch.Tensor  # [sampled] of their trajectories
+    samples: torch.Tensor  # [sampled] number of the sample
+    turns: torch.Tensor  # [sampled] number of the turn, over all samples
+    num_turns: int
 
     @property
     def num_sampled(self) -> int:
@@ -36,7 +41,7 @@ class MicroBatch:
 
 def num_trainable(sample: Sample) -> int:
     """Number of sampled tokens, without the first token: no token before it predicts it."""
-    return int(np.count_nonzero(sample.record.sampled[1:]))
+    return len(trainable(sample))
 
 
 def pack(samples: Sequence[Sample], weights: Sequence[float], device: torch.device) -> MicroBatch:
@@ -44,14 +49,15 @@ def pack(samples: Sequence[Sample], weights: Sequence[float], device: torch.devi
     if not samples:
         return _empty(device)
     lengths = [len(sample.record) for sample in samples]
-    places = [np.flatnonzero(sample.record.sampled[1:]) for sample in samples]
+    places = [trainable(sample) for sample in samples]
     counts = [len(p) for p in places]
     starts = np.cumsum([0, *lengths[:-1]])
     keep = np.concatenate([start + p for start, p in zip(starts, places)])
     ids = np.concatenate([sample.record.ids for sample in samples]).astype(np.int64)
     logprobs = np.concatenate([sample.record.logprobs for sample in samples])
     versions = np.concatenate([sample.record.versions for sample in samples])
-    advantages = np.repeat(np.array([s.advantage for s in samples], np.float32), counts)
+    advantages = [np.zeros(n, np.float32) if s.advantages is None else s.advantages for s, n in zip(samples, counts)]
+    turns = np.cumsum(np.concatenate([turn_starts(p) for p in places])) - 1
     return MicroBatch(
         ids=torch.from_numpy(ids)[None].to(device),
         positions=torch.from_numpy(np.concatenate([np.arange(n) for n in lengths]))[None].to(device),
@@ -60,8 +66,12 @@ def pack(samples: Sequence[Sample], weights: Sequence[float], device: torch.devi
         targets=torch.from_numpy(ids[keep + 1]).to(device),
         behaviour=torch.from_numpy(logprobs[keep + 1]).to(device),
         versions=torch.from_numpy(versions[keep + 1]).to(device),
-        advantages=torch.from_numpy(advantages).to(device),
+        advantages=torch.from_numpy(np.concatenate(advantages)).to(device),
         weights=torch.from_numpy(np.repeat(np.array(weights, np.float32), counts)).to(device),
+        rewards=torch.from_numpy(np.repeat(np.array([s.reward for s in samples], np.float32), counts)).to(device),
+        samples=torch.from_numpy(np.repeat(np.arange(len(samples)), counts)).to(device),
+        turns=torch.from_numpy(turns).to(device),
+        num_turns=int(turns[-1]) + 1 if len(turns) else 0,
     )
 
 
@@ -69,4 +79,4 @@ def _empty(device: torch.device) -> MicroBatch:
     none = torch.zeros(0, dtype=torch.long, device=device)
     nothing = torch.zeros(0, device=device)
     one = torch.zeros(1, 1, dtype=torch.long, device=device)
-    return MicroBatch(one, one, [1], none, none, nothing, none, nothing, nothing)
+    return MicroBatch(one, one, [1], none, none, nothing, none, nothing, nothing, nothing, none, none, 0)

@@ -30,6 +30,7 @@ from rollart_hpc.trainers.flops import even_tokens
 from rollart_hpc.trainers.merging import Balanced, InOrder, Waiting
 from rollart_hpc.trainers.packing import MicroBatch
 from rollart_hpc.trainers.planning import Planner, Slot
+from rollart_hpc.trainers.schedule import learning_rate
 from rollart_hpc.trainers.tally import Tally
 from rollart_hpc.trainers.world import World
 from rollart_hpc.types import Sample, TokenRecord, TrainGroup
@@ -56,6 +57,8 @@ class StepTrainer(ABC):
         self._replica = replica
         self._num_stages = num_stages
         self._planner = Planner(num_replicas, config.trainer.microbatch_tokens, even_tokens(model_dir))
+        limits = {name: task.max_tokens for name, task in config.tasks.items()}
+        self._objective = algorithms.Objective(config.algorithm, limits)
         self._tallies = True  # False on all ranks of a replica but one
         self._num_bins = 0  # micro-batches that all replicas trained since the last step
         self._clear()
@@ -116,7 +119,12 @@ class StepTrainer(ABC):
         self._add_up()
         tally, waiting = self._tally, self._waiting
         self._clear()
-        total = algorithms.step_total(self._config.algorithm.aggregation, tally.num_tokens, tally.num_samples)
+        total = self._objective.total(
+            tokens=tally.num_tokens,
+            samples=tally.num_samples,
+            trajectories=len(tally.rewards),
+            groups=tally.num_groups,
+        )
         metrics = tally.metrics(self._world, total) | self._update(total)
         metrics |= {"packing_efficiency": waiting.efficiency, "micro_batches": float(waiting.num_slots)}
         self.version += 1
@@ -150,19 +158,25 @@ class StepTrainer(ABC):
             raise SiteError(f"checkpoint {directory} loads as weights {self.digest}, expected {head.digest}")
 
     def _take(self, groups: list[TrainGroup]) -> None:
-        """Compute advantages, count samples and tokens. A sample without sampled tokens can't be trained: skip it."""
+        """Compute advantages, count samples and tokens. A sample without sampled tokens can't be trained: skip it.
+
+        Samples that shaping leaves out are counted: what is left must not weigh more for it.
+        """
         if self._config.deterministic:
             groups = sorted(groups, key=lambda group: group.group)
-        algorithms.assign_advantages(groups, self._config.algorithm)
+        self._objective.assign(groups)
         for group in groups:
+            self._tally.num_groups += 1
             self._tally.rewards += algorithms.trajectory_rewards(group.samples).values()
-            samples = [sample for sample in group.samples if packing.num_trainable(sample)]
-            self._waiting.add([len(sample.record) for sample in samples])
-            counts = [packing.num_trainable(sample) for sample in samples]
-            self._tally.num_samples += len(samples)
+            counts = [packing.num_trainable(sample) for sample in group.samples]
+            self._tally.num_samples += sum(count > 0 for count in counts)
             self._tally.num_tokens += sum(counts)
-            self._samples += samples
-            self._weights += [algorithms.token_weight(self._config.algorithm.aggregation, count) for count in counts]
+            self._tally.num_left_out += sum(c for c, sample in zip(counts, group.samples) if sample.is_left_out)
+            weighed = zip(group.samples, self._objective.weights(group), counts, strict=True)
+            chosen = [(sample, weight) for sample, weight, count in weighed if count and not sample.is_left_out]
+            self._waiting.add([len(sample.record) for sample, _ in chosen])
+            self._samples += [sample for sample, _ in chosen]
+            self._weights += [weight for _, weight in chosen]
 
     def _train(self, slots: list[Slot]) -> None:
         """Train this replica's micro-batches. Every replica gets the same number of them."""
@@ -179,14 +193,18 @@ class StepTrainer(ABC):
         self, micro: MicroBatch, new: torch.Tensor, *, entropy: torch.Tensor | None, reference: torch.Tensor | None
     ) -> torch.Tensor:
         """The loss summed over the sampled tokens; also counts it in the tally."""
-        terms = algorithms.token_terms(
-            self._config.algorithm,
-            new,
+        tokens = algorithms.Tokens(
+            new=new,
             behaviour=micro.behaviour,
             advantages=micro.advantages,
-            entropy=entropy,
-            reference=reference,
+            rewards=micro.rewards,
+            samples=micro.samples,
+            turns=micro.turns,
+            num_samples=len(micro.lengths),
+            num_turns=micro.num_turns,
+            is_decoupled=self._config.algorithm.decoupled,
         )
+        terms = self._objective.terms(tokens, entropy=entropy, reference=reference)
         loss = (terms.loss * micro.weights).sum()
         if self._tallies:
             self._tally.add(micro, terms, version=self.version, loss=loss, new=new)
@@ -200,7 +218,7 @@ class StepTrainer(ABC):
 
     def _update(self, total: int) -> dict[str, float]:
         """Update the weights. Gradients that are not finite would ruin them, so such an update is skipped."""
-        lr = algorithms.learning_rate(self._config.trainer, self.version, self._config.steps)
+        lr = learning_rate(self._config.trainer, self.version, self._config.steps)
         norm = self._optimize(total, lr)
         self._forget_gradients()
         is_finite = bool(np.isfinite(norm))

@@ -294,6 +294,8 @@ class Ended(Message):
     sample_lengths: list[int]
     reset_s: Seconds = 0.0
     env_s: Seconds = 0.0
+    is_cut: bool = False  # by max_turns, max_tokens or, in its last answer, max_response_tokens
+    states: list[int] = []  # a key of the observation before each turn
 
 
 # --- engines ---------------------------------------------------------------------------------
@@ -501,6 +503,9 @@ class ChunkItem(Message):
     task: str
     reward: float
     sample_lengths: list[int]
+    success: bool = False
+    is_cut: bool = False
+    states: list[int] = []
 
 
 class Chunk(Message):

@@ -12,6 +12,7 @@ from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.types import OBSERVED, Sample, TokenRecord, TrainGroup
 
 VOCABULARY = 64
+_CLIPS = ((-1, "clip_low"), (1, "clip_high"))
 
 
 def make_model(
@@ -115,7 +116,7 @@ class PlainTrainer:
                 ratio, weight = torch.exp(new[i] - proximal), torch.exp(proximal - old[i]).clamp(max=2.0)
             else:
                 ratio, weight = torch.exp(new[i] - old[i]), 1.0
-            low, high = 1 - algorithm.clip_low, 1 + algorithm.clip_high
+            low, high = (1 + sign * algorithm.loss_params.get(name, 0.2) for sign, name in _CLIPS)
             surrogate = torch.min(ratio * advantage, torch.clamp(ratio, low, high) * advantage)
             loss = -surrogate if advantage >= 0 else torch.clamp(-surrogate, max=-3.0 * advantage)
             losses.append(loss * weight)

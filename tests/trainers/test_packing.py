@@ -15,13 +15,13 @@ def record(versions: list[int]) -> TokenRecord:
     return TokenRecord(ids, -np.arange(n, dtype=np.float32), np.array(versions, np.int32))
 
 
-def sample(versions: list[int], advantage: float = 0.0) -> Sample:
-    return Sample("t", 0, "task", record(versions), 0.0, advantage)
+def sample(versions: list[int], *advantages: float) -> Sample:
+    given = np.array(advantages, np.float32) if advantages else None
+    return Sample("t", 0, "task", record(versions), 0.5, advantages=given)
 
 
 def test_a_packed_micro_batch_in_full() -> None:
-    one, two = sample([-1, -1, 4, 4], advantage=1.0), sample([-1, 5, -1], advantage=-2.0)
-    micro = packing.pack([one, two], [0.5, 1.0], CPU)
+    micro = packing.pack([sample([-1, -1, 4, 4], 1.0, 3.0), sample([-1, 5, -1], -2.0)], [0.5, 1.0], CPU)
     assert micro.ids.tolist() == [[100, 101, 102, 103, 100, 101, 102]]
     assert micro.positions.tolist() == [[0, 1, 2, 3, 0, 1, 2]]
     assert micro.lengths == [4, 3]
@@ -29,8 +29,18 @@ def test_a_packed_micro_batch_in_full() -> None:
     assert micro.targets.tolist() == [102, 103, 101]
     assert micro.behaviour.tolist() == [-2.0, -3.0, -1.0]
     assert micro.versions.tolist() == [4, 4, 5]
-    assert micro.advantages.tolist() == [1.0, 1.0, -2.0]
+    assert micro.advantages.tolist() == [1.0, 3.0, -2.0]
     assert micro.weights.tolist() == [0.5, 0.5, 1.0]
+    assert micro.rewards.tolist() == [0.5, 0.5, 0.5]
+    assert micro.samples.tolist() == micro.turns.tolist() == [0, 0, 1]
+
+
+def test_turns_are_numbered_over_all_samples() -> None:
+    micro = packing.pack([sample([-1, 4, 4, -1, 4]), sample([5, 5, -1]), sample([-1, 5])], [1.0] * 3, CPU)
+    assert micro.turns.tolist() == [0, 0, 1, 2, 3]
+    assert micro.samples.tolist() == [0, 0, 0, 1, 2]
+    assert micro.num_turns == 4
+    assert micro.advantages.tolist() == [0.0] * 5
 
 
 def test_an_empty_micro_batch_trains_nothing() -> None:

@@ -23,7 +23,7 @@ VARIANTS = {
     "sample_mean": {"algorithm__aggregation": "sample_mean"},
     "sample_sum": {"algorithm__aggregation": "sample_sum"},
     "reinforce": {"algorithm__estimator": "reinforce"},
-    "wide clip": {"algorithm__clip_low": 0.9, "algorithm__clip_high": 50.0},
+    "wide clip": {"algorithm__loss_params": {"clip_low": 0.9, "clip_high": 50.0}},
     "one sample each": {"trainer__microbatch_tokens": 1},
     "all in one": {"trainer__microbatch_tokens": 100_000},
 }

@@ -1,0 +1,99 @@
+"""A trajectory as estimators and shapings see it, and the way from samples to plays and back. Knows no estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollart_hpc.types import Sample, TrainGroup
+
+Array = NDArray[np.float64]
+Advantage = float | Array  # of all tokens of a play, or one per token
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """One trajectory, however many samples it has. `turn_of` has a value for every token that can be trained."""
+
+    reward: float
+    turn_of: NDArray[np.int64]  # 0 for the tokens of its first answer, 1 for those of the second, ...
+    success: bool = False
+    is_cut: bool = False  # ended by max_tokens or max_turns
+    num_observed: int = 0  # tokens that the policy did not sample
+    states: tuple[int, ...] = ()  # a key of the observation before each turn; () = unknown
+    token_limit: int = 0  # max_tokens of its task; 0 = unknown
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.turn_of)
+
+    @property
+    def num_turns(self) -> int:
+        return int(self.turn_of[-1]) + 1 if len(self.turn_of) else 0
+
+
+Group = Sequence[Play]
+
+
+def trainable(sample: Sample) -> NDArray[np.int64]:
+    """Places p such that token p + 1 was sampled. The first token has no place: no token before it predicts it."""
+    return np.flatnonzero(sample.record.sampled[1:])
+
+
+def turn_starts(places: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """True where an answer begins: the token before it was not sampled."""
+    return np.diff(places, prepend=-2) != 1
+
+
+def by_trajectory(group: TrainGroup) -> dict[str, list[Sample]]:
+    found: dict[str, list[Sample]] = {}
+    for sample in group.samples:
+        found.setdefault(sample.trajectory, []).append(sample)
+    return found
+
+
+def plays_of(group: TrainGroup, token_limit: int = 0) -> list[Play]:
+    return [_play(samples, token_limit) for samples in by_trajectory(group).values()]
+
+
+def _play(samples: list[Sample], token_limit: int) -> Play:
+    places = [trainable(sample) for sample in samples]
+    starts = np.concatenate([turn_starts(p) for p in places])
+    first = samples[0]
+    return Play(
+        reward=first.reward,
+        turn_of=np.cumsum(starts) - 1,
+        success=first.success,
+        is_cut=first.is_cut,
+        num_observed=sum(int(np.count_nonzero(~s.record.sampled)) for s in samples),
+        states=tuple(first.states),
+        token_limit=token_limit,
+    )
+
+
+def give(group: TrainGroup, advantages: Sequence[Advantage]) -> None:
+    """Give every sample its part of its trajectory's advantages."""
+    for samples, advantage in zip(by_trajectory(group).values(), advantages, strict=True):
+        counts = [len(trainable(sample)) for sample in samples]
+        parts = np.split(per_token(advantage, sum(counts)), np.cumsum(counts)[:-1])
+        for sample, part in zip(samples, parts, strict=True):
+            sample.advantages = part.astype(np.float32)
+
+
+def per_token(advantage: Advantage, count: int) -> Array:
+    values = np.asarray(advantage, np.float64)
+    return np.full(count, values) if values.ndim == 0 else values
+
+
+def with_rewards(groups: Sequence[Group], rewards: Sequence[Sequence[float]]) -> list[list[Play]]:
+    return [
+        [replace(play, reward=float(reward)) for play, reward in zip(group, values, strict=True)]
+        for group, values in zip(groups, rewards, strict=True)
+    ]
+
+
+def rewards_of(group: Group) -> Array:
+    return np.fromiter((play.reward for play in group), np.float64, len(group))
