@@ -1,6 +1,6 @@
 # make quickstart   install into .venv and train two tasks on this machine
 # make test         install what the tests need, lint, run all tests
-# make docs         regenerate docs/config.md and the tables in docs/runs.md
+# make docs         regenerate docs/config.md and the tables in docs/runs.md and docs/algorithms.md
 # make acceptance   run long trainings and benchmarks and write their figures to docs/results
 # make acceptance-hub, acceptance-ray, ...   write one page of docs/results; tests/acceptance/run.py lists the parts
 # Variables: PYTHON (python3), VENV (.venv), TORCH_INDEX (a package index with CPU builds of torch).

@@ -177,7 +177,7 @@ def test_what_a_mode_ignores_is_a_warning_if_it_was_written(write: Write, mode: 
 def test_streaming_needs_an_estimator_that_works_on_groups(write: Write) -> None:
     run = write("r.yaml", RUN)
     (warning,) = load_all(run, ["algorithm.estimator=reinforce", "flow.streaming=true"]).warnings
-    assert warning.startswith("flow.streaming: true has no effect: estimator reinforce")
+    assert warning.startswith("flow.streaming: true has no effect: algorithm.estimator: reinforce")
     assert load_all(run, ["algorithm.estimator=reinforce"]).warnings == []
 
 

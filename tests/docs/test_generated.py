@@ -23,6 +23,11 @@ def test_the_tables_of_modes_states_and_reasons_are_current() -> None:
     assert page == pages.with_tables(page), STALE
 
 
+def test_the_tables_of_algorithms_are_current() -> None:
+    page = (DOCS / "algorithms.md").read_text()
+    assert page == pages.with_registries(page), STALE
+
+
 def test_a_page_without_marks_is_refused() -> None:
     with pytest.raises(AssertionError, match="lacks"):
         pages.with_tables("# Runs\n")

@@ -105,6 +105,76 @@ def test_a_batch_scope_is_held_back_until_the_step(model_dir: Path, world: World
     assert whole.step().digest == streamed.step().digest
 
 
+COMBINATIONS = {
+    "gspo": {"algorithm__loss": "gspo", "algorithm__aggregation": "group_mean", "algorithm__estimator": "gigpo"},
+    "cispo": {"algorithm__loss": "cispo", "algorithm__estimator": "lite_ppo", "algorithm__aggregation": "constant"},
+    "corrected": {
+        "algorithm__decoupled": True,
+        "algorithm__corrections": {"turn": {"high": 3.0}, "geometric_mask": {"high": 9.0}},
+        "algorithm__estimator": "turn_return", "algorithm__aggregation": "trajectory_mean",
+    },
+    "kl in the reward": {
+        "algorithm__kl": 0.1, "algorithm__kl_estimator": "k1", "algorithm__kl_in": "reward",
+        "algorithm__estimator": "reinforce_pp", "algorithm__loss": "kimi", "algorithm__shaping": {"whiten": {}},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", COMBINATIONS)
+def test_a_step_depends_neither_on_packing_nor_on_chunks(variant: str, model_dir: Path, world: World) -> None:
+    budgets = (1, 64, 100_000)
+    trainers = [
+        FsdpTrainer(make_config(trainer__microbatch_tokens=budget, **COMBINATIONS[variant]), model_dir, world)
+        for budget in budgets
+    ]
+    for trainer in trainers[:2]:
+        for group in make_groups(3):
+            trainer.accumulate([group])
+    trainers[2].accumulate(make_groups(3))
+    first, *others = [learned(trainer.step().metrics) for trainer in trainers]
+    assert first["grad_norm"] > 0
+    for metrics in others:
+        assert metrics == pytest.approx(first, rel=1e-4, abs=1e-5)
+
+
+def test_plays_that_are_left_out_count_in_the_total_only(model_dir: Path, world: World) -> None:
+    def step(is_cut: bool, **keys: object) -> dict[str, float]:
+        trainer = FsdpTrainer(make_config(**keys), model_dir, world)
+        groups = make_groups(3)
+        for group in groups[1:]:
+            for sample in group.samples:
+                sample.is_cut = is_cut
+        trainer.accumulate(groups)
+        return trainer.step().metrics
+
+    alone = FsdpTrainer(make_config(), model_dir, world)
+    alone.accumulate(make_groups(3)[:1])
+    one = alone.step().metrics
+    cut, whole = step(True, algorithm__shaping={"leave_out_cut": {}}), step(False)
+    assert cut["tokens"] == whole["tokens"] > one["tokens"]
+    assert cut["loss"] * cut["tokens"] == pytest.approx(one["loss"] * one["tokens"], rel=1e-4, abs=1e-6)
+    assert cut["left_out_fraction"] == pytest.approx(1 - one["tokens"] / whole["tokens"])
+
+
+def test_metrics_by_lag(model_dir: Path, world: World) -> None:
+    config = make_config(algorithm__decoupled=True, algorithm__corrections={"token": {"high": 1.5, "how": "mask"}})
+    trainer = FsdpTrainer(config, model_dir, world)
+    trainer.version = 7
+    groups = make_groups(3, num_groups=2)
+    for group, version in zip(groups, (7, 1)):
+        for sample in group.samples:
+            sample.record.versions[sample.record.versions >= 0] = version
+    trainer.accumulate(groups)
+    metrics = trainer.step().metrics
+    assert metrics["lag0_tokens"] + metrics["lag4_tokens"] == pytest.approx(1.0)
+    assert "lag1_tokens" not in metrics
+    assert 0 < metrics["effective_samples"] < 1
+    parts = [metrics[f"lag{lag}_tokens"] * metrics[f"lag{lag}_masked"] for lag in (0, 4)]
+    assert metrics["correction_masked"] == pytest.approx(sum(parts)) and metrics["correction_masked"] > 0
+    parts = [metrics[f"lag{lag}_tokens"] * metrics[f"lag{lag}_kl"] for lag in (0, 4)]
+    assert metrics["kl_behaviour"] == pytest.approx(sum(parts))
+
+
 def test_what_fills_no_micro_batch_waits_for_more(model_dir: Path, world: World) -> None:
     trainer = FsdpTrainer(make_config(trainer__microbatch_tokens=1000), model_dir, world)
     for group in make_groups(3):
@@ -209,7 +279,7 @@ def test_a_step_without_samples_keeps_the_weights(model_dir: Path, world: World)
 def test_gradients_that_are_not_finite_are_not_applied(model_dir: Path, world: World) -> None:
     trainer = FsdpTrainer(make_config(), model_dir, world)
     groups = make_groups(1)
-    groups[0].samples[0].record.logprobs[groups[0].samples[0].record.sampled] = np.float32(-np.inf)
+    groups[0].samples[0].record.logprobs[groups[0].samples[0].record.sampled] = np.float32(np.nan)
     trainer.accumulate(groups)
     result = trainer.step()
     assert result.metrics["update_skipped"] == 1
