@@ -125,7 +125,8 @@ class StepTrainer(ABC):
             trajectories=len(tally.rewards),
             groups=tally.num_groups,
         )
-        metrics = tally.metrics(self._world, total) | self._update(total)
+        metrics = tally.metrics(self._world, total)
+        metrics |= self._update(total, is_sound=bool(np.isfinite(metrics["loss"])))
         metrics |= {"packing_efficiency": waiting.efficiency, "micro_batches": float(waiting.num_slots)}
         self.version += 1
         parent, self.digest = self.digest, self._weights_digest()
@@ -216,14 +217,17 @@ class StepTrainer(ABC):
         num_bins, self._num_bins = self._num_bins, 0
         self._reduce(num_bins)
 
-    def _update(self, total: int) -> dict[str, float]:
-        """Update the weights. Gradients that are not finite would ruin them, so such an update is skipped."""
+    def _update(self, total: int, *, is_sound: bool) -> dict[str, float]:
+        """Update the weights, unless the loss or a gradient is not finite: such an update is skipped.
+
+        A token without a log-prob makes the loss not finite, although limits keep it out of the gradients.
+        """
         lr = learning_rate(self._config.trainer, self.version, self._config.steps)
-        norm = self._optimize(total, lr)
+        norm = self._optimize(total, lr) if is_sound else np.nan
         self._forget_gradients()
         is_finite = bool(np.isfinite(norm))
         if not is_finite:
-            log.warning("step %d: gradients are not finite; the update is skipped", self.version)
+            log.warning("step %d: loss or gradients are not finite; the update is skipped", self.version)
         return {
             "grad_norm": norm if is_finite else -1.0,
             "lr": lr,

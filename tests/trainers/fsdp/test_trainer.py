@@ -110,7 +110,7 @@ COMBINATIONS = {
     "cispo": {"algorithm__loss": "cispo", "algorithm__estimator": "lite_ppo", "algorithm__aggregation": "constant"},
     "corrected": {
         "algorithm__decoupled": True,
-        "algorithm__corrections": {"turn": {"high": 3.0}, "geometric_mask": {"high": 9.0}},
+        "algorithm__corrections": {"turn": {"high": 3.0}, "geometric_mask": {"low": 0.5, "high": 9.0}},
         "algorithm__estimator": "turn_return", "algorithm__aggregation": "trajectory_mean",
     },
     "kl in the reward": {
