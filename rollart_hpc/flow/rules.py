@@ -35,6 +35,7 @@ class FlowRules:
     rewards_last: bool = False  # nothing is scored before all trajectories of the batch have ended
     abort_stale: bool = True
     install_idle: bool = False  # an engine installs only when it holds no trajectories
+    barrier: bool = False  # batches are generated one after another; engines install in between
     direct: bool = False  # weights go straight into engines
     collective: str = "gloo"  # between relays, as asked for
     awaited: frozenset[str] = frozenset()  # pools that will have engines: at the start their tasks wait for them
