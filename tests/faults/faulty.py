@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +15,12 @@ from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.mix import TaskMix
 from rollart_hpc.simulate.world import TICK_S, Member, World
 from rollart_hpc.vocabulary import DropReason, EventKind
-from tests.flow.test_core_faults import MODES, check_admission, check_credits, check_ledger, check_no_orphans, make_world
+from tests.flow.test_core_faults import MODES, check_credits, check_ledger, check_no_orphans, make_world
 
 UNTIL_S = 4000.0  # virtual; progress within this bound, whatever happens
 SILENCE_S = 20.0
 LATE = (ev.TurnWanted, ev.Ended, ev.Scored, ev.ScoreFailed, ev.Held, ev.Installed, ev.Published, ev.Generated)
+Check = Callable[[World, Any], None]
 SHARE = 2.0  # groups by which a task's part of the ledger may differ from its share
 BROKEN_STEP = 1  # the turn at which a broken task raises
 
@@ -33,8 +35,10 @@ class FaultyWorld(World):
         self.bad_nodes: set[str] = set()  # env workers at which no reset works
         self.broken_task = ""  # its second step raises, everywhere
         self.duplicates = self.nonsense = self.bad_saves = 0.0  # how often
+        self.failed_saves = 0  # in a row
         self.jumped_s = 0.0
         self.told: list[tuple[EventKind, str]] = []  # what the user was told, and about whom
+        self.dropped_out: set[str] = set()  # tasks whose groups were all filtered or too slow, which is no fault
         self.tasks_of: dict[int, list[str]] = {}  # version -> tasks of its groups
 
     def _tick(self) -> None:
@@ -113,11 +117,19 @@ class FaultyWorld(World):
         sender = self._sender(event)
         if sender and self.cut.get(sender) == "from":
             return
-        if isinstance(event, ev.Saved) and not event.error and self.random.random() < self.bad_saves:
-            self.faults["save error"] += 1
-            self.checkpoint = self._before_save
-            event = ev.Saved(event.version, "no space left on device")
+        if isinstance(event, ev.Saved) and not event.error:
+            event = self._saved(event)
         super().feed(event)
+
+    def _saved(self, event: ev.Saved) -> ev.Saved:
+        """The run ends after `save_tries` failures in a row, so there are fewer."""
+        if self.random.random() >= self.bad_saves or self.failed_saves > self.rules.save_tries - 3:
+            self.failed_saves = 0
+            return event
+        self.faults["save error"] += 1
+        self.failed_saves += 1
+        self.checkpoint = self._before_save
+        return ev.Saved(event.version, "no space left on device")
 
     def _sender(self, event: ev.Event) -> str:
         """Who sent it, as far as the core knows."""
@@ -134,8 +146,10 @@ class FaultyWorld(World):
         super()._do_SaveCheckpoint(c)
 
     def _do_Warn(self, c: ev.Warn) -> None:
-        if "failed" in c.detail:  # groups that were too slow for a step of a few milliseconds are another matter
+        if "failed" in c.detail:
             self.told.append((c.what, c.task))
+        elif c.what is EventKind.TASK_QUARANTINED:
+            self.dropped_out.add(c.task)
 
     def _do_RecordStep(self, c: ev.RecordStep) -> None:
         super()._do_RecordStep(c)
@@ -145,18 +159,26 @@ class FaultyWorld(World):
 def check_memory(world: World, event: object) -> None:
     """Nothing is kept beyond what is in progress."""
     core, rules = world.core, world.rules
-    groups = (1 + rules.alpha) * rules.groups_per_step + rules.redundant_groups
+    groups = 2 * ((1 + rules.alpha) * rules.groups_per_step + rules.redundant_groups)
     most = groups * (rules.group_size + rules.redundancy) + rules.validation_plays * len(rules.tasks)
     assert len(core.trajectories.all) <= most, f"{len(core.trajectories.all)} trajectories, at most {most} are admitted"
     assert len(core.trajectories.requests) <= len(core.trajectories.all)
     assert len(core.streaks.counts) <= len(rules.tasks) * len(world.members)
 
 
+def check_bound(world: World, event: object) -> None:
+    """As `check_admission`. A task that leaves or comes back changes the mix: groups of others may be too many."""
+    rules = world.rules
+    bound = (1 + rules.alpha) * rules.groups_per_step + rules.redundant_groups
+    bound *= 1 + (rules.quarantine_after < 1000)
+    assert len(world.core.groups) <= bound, f"{len(world.core.groups)} groups admitted, at most {bound} are wanted"
+
+
 def check_mix(world: FaultyWorld) -> None:
     """No task starves, and each has its share of the ledger."""
     quarantined = {about for what, about in world.told if what is EventKind.TASK_QUARANTINED}
     assert quarantined <= {world.broken_task}, f"{quarantined} quarantined without a fault of its own"
-    if world.broken_task:
+    if world.broken_task or world.dropped_out:
         return
     total = sum(task.weight for task in world.rules.tasks.values())
     counts = Counter(task for tasks in world.tasks_of.values() for task in tasks)
@@ -181,8 +203,7 @@ def faulty_world(seed: int) -> FaultyWorld:
     changes = {"quarantine_after": 8, "probe_s": 30.0} if kind else {}
     rules = replace(plain.rules, num_envs=sum(m.role == "env" for m in plain.members), **changes)
     world = FaultyWorld(rules, plain.members, seed, plain.durations)
-    world.checks += [check_admission, check_no_orphans, check_memory]
-    world.checks.append(_sometimes(check_credits, rng.randint(1, 8)))
+    world.checks.append(_sometimes((check_bound, check_no_orphans, check_memory, check_credits), rng.randint(2, 16)))
     for member in world.members:
         world.after(rng.uniform(0, 1), lambda name=member.name: world.start(name))
     _special(world, kind, rng)
@@ -190,14 +211,16 @@ def faulty_world(seed: int) -> FaultyWorld:
     return world
 
 
-def _sometimes(check: Any, every: int) -> Any:
+def _sometimes(checks: tuple[Check, ...], every: int) -> Check:
+    """They look at everything there is, and most of it has not changed since the event before."""
     count = 0
 
     def checked(world: World, event: object) -> None:
         nonlocal count
         count += 1
         if count % every == 0:
-            check(world, event)
+            for check in checks:
+                check(world, event)
 
     return checked
 
