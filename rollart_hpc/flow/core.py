@@ -298,7 +298,7 @@ class Core:
         if count < limit or self.tally.tasks[task].quarantined:
             return
         what = f"{count} {kind} in a row failed, the last with {failure}"
-        if self.watch.num[worker.role] > 1 and self.streaks.num_failing(task, kind, limit) < 2:
+        if self.watch.has_others(worker.role) and self.streaks.num_failing(task, kind, limit) < 2:
             self._set_aside(worker, f"task {task}: {what}", task)
             return
         self.streaks.forget_task(task)

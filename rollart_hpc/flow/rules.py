@@ -57,6 +57,8 @@ class FlowRules:
     install_s: float = 600.0
     stuck_s: float = 30.0
     max_skipped_updates: int = 10  # in a row; then the run fails
+    num_envs: int = 1  # workers that the run starts; how many are there is another matter
+    num_rewards: int = 1
 
     def env_seed(self, purpose: str, task: str, index: int) -> int:
         """Even seeds are for training and odd ones for validation, so no play is ever both."""
@@ -116,6 +118,8 @@ def rules_of(config: RunConfig) -> FlowRules:
         install_s=config.timeouts.install_s,
         stuck_s=config.timeouts.stuck_s,
         max_skipped_updates=config.trainer.max_skipped_updates,
+        num_envs=config.env.workers,
+        num_rewards=config.reward.workers,
     )
 
 
