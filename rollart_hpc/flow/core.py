@@ -363,8 +363,8 @@ class Core:
         """The oldest version that may serve this turn, on the engine that holds the trajectory or on another one.
 
         An engine more than alpha behind gets no requests. With `install_idle` an engine finishes the trajectories it
-        holds, and starts new ones only on the newest version. With `barrier` a batch is generated on the version that it
-        was opened on: the newest one is installed when all of it is complete.
+        holds, and starts new ones only on the newest version. With `barrier` a batch is generated on the version that
+        it was opened on: the newest one is installed when all of it is complete.
         """
         rules = self.rules
         has_begun = trajectory.first_version >= 0
