@@ -9,7 +9,9 @@ import logging
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,38 @@ PRINT_S = 60.0
 CORE_RUNS = 12  # per run of the controller: it needs several times as long
 
 
-def faults(seconds: float = 3600.0, seed: int = 1_000_000) -> bool:
+def faults(seconds: float = 3600.0, cores: int = 1) -> bool:
+    with ProcessPoolExecutor(cores) as pool:
+        parts = list(pool.map(campaign, [seconds] * cores, [(1 + core) * 1_000_000 for core in range(cores)]))
+    figures = {"cores": cores, "mutants": (stored("faults") or {}).get("mutants", []), **merged(parts)}
+    store("faults", figures)
+    return not figures["broken"]
+
+
+def campaign(seconds: float, seed: int) -> dict[str, Any]:
     logging.disable(logging.CRITICAL)
     os.fsync = lambda _: None  # type: ignore[assignment]
     with tempfile.TemporaryDirectory(prefix="rollart-faults-", dir="/dev/shm") as directory:
-        campaign = Campaign(Path(directory), seed)
-        campaign.run(seconds)
-    return not campaign.figures["broken"]
+        made = Campaign(Path(directory), seed)
+        made.run(seconds)
+    return made.figures
+
+
+def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    kinds: Counter[str] = Counter()
+    for part in parts:
+        kinds.update(part["kinds"])
+    worlds = {
+        name: {key: sum(part["worlds"][name][key] for part in parts) for key in ("runs", "events", "faults")}
+        for name in ("core", "controller")
+    }
+    return {
+        "seconds": max(part["seconds"] for part in parts),
+        "cpu_seconds": sum(part["cpu_seconds"] for part in parts),
+        "broken": [line for part in parts for line in part["broken"]],
+        "kinds": dict(kinds),
+        "worlds": worlds,
+    }
 
 
 class Campaign:
@@ -34,9 +61,8 @@ class Campaign:
         empty = {"runs": 0, "events": 0, "faults": 0, "next_seed": seed}
         self._directory = directory
         self.figures: dict[str, Any] = {
-            "seconds": 0.0, "cpu_seconds": 0.0, "cores": 1, "broken": [], "kinds": {},
+            "seconds": 0.0, "cpu_seconds": 0.0, "broken": [], "kinds": {},
             "worlds": {"core": dict(empty), "controller": dict(empty)},
-            "mutants": (stored("faults") or {}).get("mutants", []),
         }  # fmt: skip
 
     def run(self, seconds: float) -> None:
@@ -74,7 +100,6 @@ class Campaign:
         self.figures |= {"seconds": spent_s, "cpu_seconds": time.process_time()}
         runs = {name: world["runs"] for name, world in self.figures["worlds"].items()}
         print(f"{spent_s:.0f} s: {runs}, {len(self.figures['broken'])} broken", flush=True)
-        store("faults", self.figures)
 
 
 def _core(seed: int) -> tuple[int, Any]:

@@ -63,6 +63,7 @@ def main() -> int:
     parser.add_argument("--chaos-for", default="10m", help="chaos: how long")
     parser.add_argument("--soak-s", type=float, default=3600.0, help="soak: how long")
     parser.add_argument("--faults-s", type=float, default=3600.0, help="faults: how long")
+    parser.add_argument("--cores", type=int, default=1, help="faults: processes")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that clusters and runs end too
     with tempfile.TemporaryDirectory() as scratch:
@@ -78,7 +79,7 @@ def main() -> int:
             "benches": lambda: benches(keep),
             "hub": hub,
             "ray": lambda: against_ray(keep),
-            "faults": lambda: faults(args.faults_s),
+            "faults": lambda: faults(args.faults_s, args.cores),
             "sick": lambda: sick(keep, args.window_s),
             "strangers": lambda: strangers(keep, args.window_s / 2),
             "chaos": lambda: chaos(keep, args.chaos_for),

@@ -158,7 +158,7 @@ class Controlled:
 
     def kill(self, name: str, back_after_s: float) -> None:
         proc = self.procs[name]
-        if not proc.is_up or self.ended or name == "supervisor":
+        if not proc.is_up or self.ended or name == "supervisor" or not self.procs["supervisor"].is_up:
             return
         proc.is_up = False
         self.arrive(self.procs["supervisor"], ms.Exited(name, str(proc.life), -9), [])
