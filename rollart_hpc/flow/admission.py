@@ -93,7 +93,7 @@ class Admission:
         wanted: Counter[str] = Counter()
         for step in range(version, last + 1):
             wanted.update(self.mix.quota(step))
-        is_in_time = version >= self.batches.next_step - self.rules.alpha  # otherwise they would be stale from the start
+        is_in_time = version >= self.batches.next_step - self.rules.alpha  # else they would be stale from the start
         if last >= version and self.mix.tasks and is_in_time:
             for extra in range(self.rules.redundant_groups):
                 wanted[self.mix.tasks[extra % len(self.mix.tasks)]] += 1
