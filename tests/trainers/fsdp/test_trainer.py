@@ -209,7 +209,7 @@ def test_a_step_without_samples_keeps_the_weights(model_dir: Path, world: World)
 def test_gradients_that_are_not_finite_are_not_applied(model_dir: Path, world: World) -> None:
     trainer = FsdpTrainer(make_config(), model_dir, world)
     groups = make_groups(1)
-    groups[0].samples[0].record.logprobs[groups[0].samples[0].record.sampled] = np.float32(np.nan)
+    groups[0].samples[0].record.logprobs[groups[0].samples[0].record.sampled] = np.float32(-np.inf)
     trainer.accumulate(groups)
     result = trainer.step()
     assert result.metrics["update_skipped"] == 1

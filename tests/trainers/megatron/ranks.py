@@ -132,7 +132,7 @@ class Rank:
         trainer.accumulate([TrainGroup(0, "task")])
         self.found["empty"] = trainer.step().digest == first
         groups = batch(1)
-        groups[0].samples[0].record.logprobs[groups[0].samples[0].record.sampled] = np.float32(np.nan)
+        groups[0].samples[0].record.logprobs[groups[0].samples[0].record.sampled] = np.float32(-np.inf)
         trainer.accumulate(groups)
         self.found["not finite"] = [trainer.step().digest == first, trainer.version]
         trainer.accumulate(batch(4))
