@@ -37,6 +37,7 @@ class FlowRules:
     rewards_last: bool = False  # nothing is scored before all trajectories of the batch have ended
     abort_stale: bool = True
     install_idle: bool = False  # an engine installs only when it holds no trajectories
+    barrier: bool = False  # batches are generated one after another; engines install in between
     direct: bool = False  # weights go straight into engines
     collective: str = "gloo"  # between relays, as asked for
     awaited: frozenset[str] = frozenset()  # pools that will have engines: at the start their tasks wait for them
@@ -58,6 +59,8 @@ class FlowRules:
     install_s: float = 600.0
     stuck_s: float = 30.0
     max_skipped_updates: int = 10  # in a row; then the run fails
+    num_envs: int = 1  # workers that the run starts; how many are there is another matter
+    num_rewards: int = 1
 
     def env_seed(self, purpose: str, task: str, index: int) -> int:
         """Even seeds are for training and odd ones for validation, so no play is ever both."""
@@ -119,6 +122,8 @@ def rules_of(config: RunConfig) -> FlowRules:
         install_s=config.timeouts.install_s,
         stuck_s=config.timeouts.stuck_s,
         max_skipped_updates=config.trainer.max_skipped_updates,
+        num_envs=config.env.workers,
+        num_rewards=config.reward.workers,
     )
 
 

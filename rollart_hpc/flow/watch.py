@@ -33,6 +33,7 @@ WIDEST = 4  # and at most this many times its floor
 FIRST = 1.5  # more patience before the first answer: kernels are compiled
 ONLY = 2  # more patience with the only worker of its role
 MANY = 4  # plays that all are silent
+OTHERS_S = 60.0  # for this long the others of a role may still come, or come back
 TURN_FLOORS, TURN_TIMES = 30, 5  # a single turn of an engine that makes progress may take much longer
 
 
@@ -52,6 +53,7 @@ class Watch:
         self._paces: dict[tuple[str, str], Pace] = {}
         self._queue: deque[tuple[float, Worker]] = deque()  # when each is looked at next
         self._gone: set[int] = set()  # ids of workers that left and are still in the queue
+        self._alone_s: dict[str, float] = {}  # by role: since when it has no more than one worker
         self._seeing_s = 0.0  # since when this process sees answers
         self._now = 0.0
 
@@ -61,12 +63,23 @@ class Watch:
         worker.pace = self._paces.setdefault((worker.role, worker.pool), Pace())
         worker.moved_s = self._now
         self.num[worker.role] += 1
+        if self.num[worker.role] > 1:
+            self._alone_s.pop(worker.role, None)
+        else:
+            self._alone_s.setdefault(worker.role, self._now)
         self._queue.append((self._now + LOOK_S, worker))
 
     def left(self, worker: Worker) -> None:
         if worker.role in WATCHED:
             self.num[worker.role] -= 1
+            if self.num[worker.role] == 1:
+                self._alone_s[worker.role] = self._now
             self._gone.add(id(worker))
+
+    def has_others(self, role: str) -> bool:
+        """True if there are several workers of the role, or soon may be: after a start the first one is no witness."""
+        expected = self.rules.num_envs if role == "env" else self.rules.num_rewards
+        return self.num[role] > 1 or (expected > 1 and self._now < self._alone_s.get(role, 0.0) + OTHERS_S)
 
     def tick(self, now: float) -> list[Worker]:
         """The workers to look at now."""

@@ -29,6 +29,10 @@ class RoleBudget:
         self._used[name] = used + 1
         return delay_s(used + 1)
 
+    def give_back(self, name: str) -> None:
+        """Its last restart was not needed."""
+        self._used[name] = max(0, self._used.get(name, 0) - 1)
+
 
 @dataclass
 class RestoreBudget:

@@ -13,6 +13,7 @@ python tests/acceptance/run.py ray          # installs Ray into an environment o
 python tests/acceptance/run.py sick         # this and the next ones write parts of reliability.md; 15 minutes
 python tests/acceptance/run.py strangers    # 5 minutes
 python tests/acceptance/run.py chaos        # 12 minutes; needs root: it starts a development cluster
+python tests/acceptance/run.py faults       # an hour
 python tests/acceptance/run.py soak         # an hour
 python tests/acceptance/run.py reliability  # renders reliability.md from what its parts have stored
 
@@ -34,6 +35,7 @@ from tests.acceptance.against_ray import against_ray
 from tests.acceptance.backends import backends
 from tests.acceptance.benches import benches
 from tests.acceptance.chaos import chaos
+from tests.acceptance.faults import faults
 from tests.acceptance.hub import hub
 from tests.acceptance.jobs import jobs
 from tests.acceptance.modes import modes
@@ -60,6 +62,8 @@ def main() -> int:
     )
     parser.add_argument("--chaos-for", default="10m", help="chaos: how long")
     parser.add_argument("--soak-s", type=float, default=3600.0, help="soak: how long")
+    parser.add_argument("--faults-s", type=float, default=3600.0, help="faults: how long")
+    parser.add_argument("--cores", type=int, default=1, help="faults: processes")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that clusters and runs end too
     with tempfile.TemporaryDirectory() as scratch:
@@ -75,6 +79,7 @@ def main() -> int:
             "benches": lambda: benches(keep),
             "hub": hub,
             "ray": lambda: against_ray(keep),
+            "faults": lambda: faults(args.faults_s, args.cores),
             "sick": lambda: sick(keep, args.window_s),
             "strangers": lambda: strangers(keep, args.window_s / 2),
             "chaos": lambda: chaos(keep, args.chaos_for),

@@ -346,6 +346,23 @@ def test_a_reward_that_always_raises_quarantines_its_task():
     assert scene.core.tally.tasks["a"].quarantine_reason.startswith("16 scores in a row failed")
 
 
+@pytest.mark.parametrize("expected", [1, 2])
+def test_the_first_env_worker_after_a_start_is_no_witness_against_a_task(expected):
+    """A bad node that joins before the good ones would have all tasks quarantined, and the run failed."""
+    scene = Scene(tasks={"a": TaskRules(1), "b": TaskRules(1)}, groups_per_step=8, num_envs=expected)
+    clock = Clock(scene)
+
+    def fail() -> None:
+        for play in [p for p in scene.take(ev.Play) if p.task == "a"]:
+            scene.do(ev.Ended(play.trajectory, play.issue, DropReason.RESET_FAILED))
+
+    clock.wait(1, fail)
+    is_alone = expected == 1
+    assert scene.core.tally.tasks["a"].quarantined == is_alone and ("env" in scene.core.bench.aside) != is_alone
+    clock.wait(400, fail)
+    assert scene.core.tally.tasks["a"].quarantined, "no other came"
+
+
 # --- tasks that come back --------------------------------------------------------------------------
 
 

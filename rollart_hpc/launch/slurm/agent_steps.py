@@ -53,9 +53,11 @@ class AgentSteps:
                 self._start(component, hosts)
 
     def came(self, host: str) -> None:
-        """Its agent has answered: it is no longer awaited."""
+        """Its agent has answered: it is no longer awaited. If only its connection broke, no other one is started."""
         self._awaited.pop(host, None)
         self._late_s.pop(host, None)
+        if self._due_s.pop(host, None) is not None:
+            self._budget.give_back(host)
 
     def lost(self, host: str) -> None:
         """Its agent is gone. Raises if that happens too often."""

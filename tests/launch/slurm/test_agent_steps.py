@@ -128,3 +128,20 @@ def test_an_agent_that_does_not_come_is_replaced_until_its_budget_is_used_up(tmp
         for tick in range(2, 20):
             steps.tick(now + tick * (config.timeouts.start_s + LATER_S))
     assert caught.value.fix == f"read its log: {run.job_logs}"
+
+
+def test_an_agent_whose_connection_breaks_again_and_again_uses_up_no_restarts(tmp_path: Path, sruns: Sruns) -> None:
+    config, site, run = load("quickstart"), load_site("dev"), RunDir(tmp_path / "run")
+    steps = open_steps(run, config, make_plan(config, site), site)
+    hosts = [name.removeprefix("agent-") for name, _ in sruns]
+    for host in hosts:
+        steps.came(host)
+    for _ in range(3 * config.restarts.per_role):
+        steps.lost(hosts[0])
+        steps.came(hosts[0])  # the same one, over a new connection
+    steps.tick(time.monotonic() + LATER_S)
+    assert len(sruns) == len(hosts), "no second agent for a node that has one"
+    for _ in range(config.restarts.per_role):
+        steps.lost(hosts[0])
+    with pytest.raises(SiteError):
+        steps.lost(hosts[0])
