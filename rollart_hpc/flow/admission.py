@@ -170,7 +170,8 @@ class Admission:
         self.is_due = self.is_due or self.rules.barrier
         self.ages.note(group)
         group.completed_as, self._completed = self._completed, self._completed + 1
-        if self._is_filtered(group):
+        rejected = self.rules.tasks[group.task].group_filter == "same_reward" and len({m.reward for m in done}) == 1
+        if rejected:
             self.drop(group, DropReason.GROUP_FILTERED)
         elif self.is_stale(group):
             self.drop(group, DropReason.GROUP_STALE)
@@ -178,16 +179,6 @@ class Admission:
             self._dropped_groups[group.task] = 0
             self._pauses.pop(group.task, None)
             self.batches.add(group)
-
-    def _is_filtered(self, group: Group) -> bool:
-        """True if its plays teach nothing and the task may still be tried again."""
-        task = self.rules.tasks[group.task]
-        if 0 < task.filter_tries <= self._dropped_groups[group.task]:
-            return False
-        if task.group_filter == "same_success":
-            return len({member.success for member in group.members}) == 1
-        rewards = [member.reward for member in group.members]
-        return task.group_filter == "same_reward" and max(rewards) - min(rewards) <= task.filter_tolerance
 
     def drop(self, group: Group, reason: DropReason, *, is_counted: bool = True) -> None:
         self.tally.dropped[reason] += len(group.members)

@@ -18,8 +18,6 @@ class TaskRules:
     group_filter: str = "none"
     split: bool = False  # prefill on some pools, decode on others
     step_s: float = 60.0  # an env worker ends a reset or a turn after this time at the latest
-    filter_tolerance: float = 0.0
-    filter_tries: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,6 @@ def rules_of(config: RunConfig) -> FlowRules:
                 task.group_filter,
                 task.split,
                 max(task.reset_timeout_s, task.turn_timeout_s),
-                task.filter_tolerance,
-                task.filter_tries,
             )
             for name, task in config.tasks.items()
         },

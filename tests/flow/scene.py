@@ -47,9 +47,7 @@ class Scene:
 
     def finish(self, play: ev.Play, version: int = 0, reward: float = 1.0) -> None:
         self.turn(play, version)
-        self.do(
-            ev.Ended(play.trajectory, play.issue, None, 1), ev.Scored(play.trajectory, play.issue, reward, reward > 0)
-        )
+        self.do(ev.Ended(play.trajectory, play.issue, None, 1), ev.Scored(play.trajectory, play.issue, reward, True))
 
     def groups(self) -> list[list[ev.Play]]:
         plays: dict[str, list[ev.Play]] = {}
