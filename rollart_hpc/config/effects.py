@@ -111,6 +111,16 @@ TABLE = (
         lambda run, task: task.weight == 0,
         "its weight is 0, and only groups to train on are filtered",
     ),
+    Idle(
+        ("tasks.*.filter_tolerance",),
+        lambda run, task: task.group_filter != "same_reward",
+        "only group_filter same_reward compares rewards",
+    ),
+    Idle(
+        ("tasks.*.filter_tries",),
+        lambda run, task: task.group_filter == "none",
+        "group_filter is none",
+    ),
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ class Mode(StrEnum):
     ROLLART = "rollart"
 
 
-_SWITCHES = ("lockstep", "rewards_last", "abort_stale", "install_idle")
+_SWITCHES = ("lockstep", "rewards_last", "abort_stale", "install_idle", "barrier")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Preset:
     lockstep: bool = False  # environments advance only when every trajectory has its answer
     rewards_last: bool = False  # scoring starts only when every trajectory of the batch has ended
     install_idle: bool = False  # an engine installs weights only when it has no unfinished trajectory
+    barrier: bool = False  # batches are generated one after another; engines install weights in between
     abort_stale: bool = False  # drop a group as soon as it is too stale; otherwise once it is complete
     streaming: bool = False  # flow.streaming applies
     redundancy: bool = False  # flow.redundancy and flow.redundant_groups apply
@@ -82,9 +83,10 @@ PRESETS: dict[Mode, Preset] = {
         ),
         Preset(
             Mode.ONE_OFF,
-            "like sync_plus, but generation continues during training; engines install weights between trajectories",
+            "a batch is generated while the one before trains; both end at a barrier, where engines install weights",
             alpha=1,
             install_idle=True,
+            barrier=True,
         ),
         Preset(
             Mode.AREAL,

@@ -79,8 +79,11 @@ def _tasks(config: RunConfig) -> Iterator[str]:
 
 
 def _task(config: RunConfig, task: TaskConfig) -> Iterator[str]:
-    if task.group_filter == "same_reward" and config.flow.group_size == 1 and task.weight:
-        yield "group_filter: same_reward drops every group of one trajectory; set flow.group_size to 2 or more, or none"
+    if task.group_filter != "none" and config.flow.group_size == 1 and task.weight:
+        yield (
+            f"group_filter: {task.group_filter} drops every group of one trajectory; "
+            "set flow.group_size to 2 or more, or none"
+        )
     if task.max_response_tokens >= task.max_tokens:
         yield (
             f"max_response_tokens: {task.max_response_tokens} leaves no room for a prompt; "

@@ -81,6 +81,17 @@ class TaskConfig:
     group_filter: str = key(
         "none",
         "complete groups to drop instead of training on them",
-        choices={"none": "keep every group", "same_reward": "drop groups in which all rewards are equal"},
+        choices={
+            "none": "keep every group",
+            "same_reward": "drop groups whose rewards differ by no more than filter_tolerance",
+            "same_success": "drop groups that succeeded in all plays or in none, whatever partial credit they got",
+        },
+    )
+    filter_tolerance: float = key(1e-6, "group_filter same_reward: largest difference that counts as none", low=0)
+    filter_tries: int = key(
+        0,
+        "groups that may be dropped in a row; the next is trained on whatever the filter says; 0 = no bound, but after "
+        "flow.quarantine_after of them the task is quarantined",
+        low=0,
     )
     trouble: Trouble = part(Trouble, "faults injected into the environment, for tests and benchmarks")

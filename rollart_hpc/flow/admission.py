@@ -2,6 +2,9 @@
 
 Groups admitted but neither trained nor dropped are at most those of the next 1 + alpha steps: that
 makes alpha = 0 exactly synchronous and keeps engines from over-producing.
+
+With `barrier`, batches are generated one after another: groups of the next batch are opened only when every group of
+the last one is complete and the trainer has committed the step before that.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ class Admission:
         self.next_index: Counter[str] = Counter()  # next group index of each task; it decides the seeds
         self.is_due = True  # something changed since the last call
         self.is_ending = False  # the run ends: no task is quarantined for what fails now
+        self.opened_at = 0  # with `barrier`: version of the trainer when the newest batch was opened
+        self._opened = 0  # with `barrier`: step of that batch
         self._taken_back: set[tuple[str, int]] = set()  # (task, index) of groups that a checkpoint kept
         self._completed = 0
         self._num_alive: Counter[str] = Counter()  # groups of each task
@@ -46,8 +51,11 @@ class Admission:
         if not self.is_due:
             return
         self.is_due = False
-        missing = self._wanted(version)
-        missing.subtract(self._num_alive)
+        missing = self._missing(version)
+        if self.rules.barrier:
+            if self._may_open_batch(version, missing):
+                missing = self._missing(version)
+            version = self.opened_at
         left = BURST
         while any(count > 0 for count in missing.values()):
             for task in self.rules.tasks:
@@ -59,13 +67,33 @@ class Admission:
                     missing[task] -= 1
                     self._open(task, version, attempt)
 
+    def _missing(self, version: int) -> Counter[str]:
+        missing = self._wanted(version)
+        missing.subtract(self._num_alive)
+        return missing
+
+    def _may_open_batch(self, version: int, missing: Counter[str]) -> bool:
+        """Pass the barrier, if the newest batch is whole. True if another batch is open now."""
+        is_behind = self._opened < version
+        is_next = self.is_whole and self._opened < version + self.rules.alpha and max(missing.values(), default=0) <= 0
+        if is_behind or is_next:
+            self._opened = version if is_behind else self._opened + 1
+            self.opened_at = version
+        return is_behind or is_next
+
+    @property
+    def is_whole(self) -> bool:
+        """True if every group is complete."""
+        return self.oldest_incomplete() == self.num_groups
+
     def _wanted(self, version: int) -> Counter[str]:
-        """Groups of each task in the batches of the next 1 + alpha steps, and the redundant ones."""
-        last = min(version + self.rules.alpha, self.rules.steps - 1)
+        """Groups of each task in the batches of the next 1 + alpha steps, or those open, and the redundant ones."""
+        last = self._opened if self.rules.barrier else version + self.rules.alpha
+        last = min(last, self.rules.steps - 1)
         wanted: Counter[str] = Counter()
         for step in range(version, last + 1):
             wanted.update(self.mix.quota(step))
-        is_in_time = version >= self.batches.next_step - self.rules.alpha  # otherwise they would be stale from the start
+        is_in_time = version >= self.batches.next_step - self.rules.alpha  # else they would be stale from the start
         if last >= version and self.mix.tasks and is_in_time:
             for extra in range(self.rules.redundant_groups):
                 wanted[self.mix.tasks[extra % len(self.mix.tasks)]] += 1
@@ -73,12 +101,21 @@ class Admission:
 
     def trim(self, version: int, reason: DropReason) -> None:
         """After a rollback the mix of the next steps differs. Drop the groups it has no place for."""
+        if self.rules.barrier:
+            self._reopen(version)
         room = self._wanted(version)
         for group in sorted(self.groups.values(), key=lambda g: g.id):
             group.admitted_version = min(group.admitted_version, version)
             room[group.task] -= 1
             if room[group.task] < 0:
                 self.drop(group, reason)
+
+    def _reopen(self, version: int) -> None:
+        """After a rollback or a restore: the open batches are those that the groups fill."""
+        self._opened = version
+        self.opened_at = min(self.opened_at, version)
+        while self._opened < version + self.rules.alpha and min(self._missing(version).values(), default=0) < 0:
+            self._opened += 1
 
     def _open(self, task: str, version: int, attempt: int) -> None:
         while (task, self.next_index[task]) in self._taken_back:
@@ -130,10 +167,10 @@ class Admission:
             self.trajectories.leave(surplus, DropReason.SURPLUS)
         group.members = done
         group.complete = True
+        self.is_due = self.is_due or self.rules.barrier
         self.ages.note(group)
         group.completed_as, self._completed = self._completed, self._completed + 1
-        rejected = self.rules.tasks[group.task].group_filter == "same_reward" and len({m.reward for m in done}) == 1
-        if rejected:
+        if self._is_filtered(group):
             self.drop(group, DropReason.GROUP_FILTERED)
         elif self.is_stale(group):
             self.drop(group, DropReason.GROUP_STALE)
@@ -141,6 +178,16 @@ class Admission:
             self._dropped_groups[group.task] = 0
             self._pauses.pop(group.task, None)
             self.batches.add(group)
+
+    def _is_filtered(self, group: Group) -> bool:
+        """True if its plays teach nothing and the task may still be tried again."""
+        task = self.rules.tasks[group.task]
+        if 0 < task.filter_tries <= self._dropped_groups[group.task]:
+            return False
+        if task.group_filter == "same_success":
+            return len({member.success for member in group.members}) == 1
+        rewards = [member.reward for member in group.members]
+        return task.group_filter == "same_reward" and max(rewards) - min(rewards) <= task.filter_tolerance
 
     def drop(self, group: Group, reason: DropReason, *, is_counted: bool = True) -> None:
         self.tally.dropped[reason] += len(group.members)
@@ -213,7 +260,7 @@ class Admission:
         their batches, minus the groups that are at least as old.
         """
         oldest = self.batches.next_step - self.rules.alpha
-        if self.rules.in_order:
+        if self.rules.in_order or self.rules.barrier:
             return max(group.admitted_version, oldest)
         if group.indexed_at is not None:
             return max(min(group.indexed_at, version), oldest)

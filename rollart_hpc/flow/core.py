@@ -65,6 +65,7 @@ class Core:
         self.router = Router(rules, self.tally, self._emit, self._usable_version, self._oldest_version, self._on_idle)
         self.watch, self.bench, self.streaks = Watch(rules), Bench(), Streaks()
         self._skipped_updates = 0  # in a row
+        self._was_at_barrier = False
         hooks = Hooks(
             self._on_turn,
             self._on_begun,
@@ -81,8 +82,9 @@ class Core:
         self.admission = Admission(rules, self.tally, self.mix, self.trajectories, self.batches)
         self.groups = self.admission.groups
         self.publisher = Publisher(
-            rules, self.tally, self.workers, self._emit, self._may_install, self._changed, self.watch.installs
-        )
+            rules, self.tally, self.workers, self._emit, self._may_install, self._should_install, self._changed,
+            self.watch.installs,
+        )  # fmt: skip
         self._handlers = {
             ev.Joined: self._joined, ev.Lost: self._lost, ev.Tick: self._tick, ev.Beat: self._beat,
             ev.GoOn: lambda _: None, ev.TurnWanted: self.trajectories.turn_wanted,
@@ -145,6 +147,8 @@ class Core:
         self._validate_if_due()
         if self.admission.is_due and self._may_admit():
             self.admission.admit(self.version, self.attempt)
+        if self.rules.barrier:
+            self._install_at_barrier()
         self.trajectories.pump()
         taken = self.batches.fill()
         if taken:
@@ -359,7 +363,8 @@ class Core:
         """The oldest version that may serve this turn, on the engine that holds the trajectory or on another one.
 
         An engine more than alpha behind gets no requests. With `install_idle` an engine finishes the trajectories it
-        holds, and starts new ones only on the newest version.
+        holds, and starts new ones only on the newest version. With `barrier` a batch is generated on the version that
+        it was opened on: the newest one is installed when all of it is complete.
         """
         rules = self.rules
         has_begun = trajectory.first_version >= 0
@@ -370,7 +375,7 @@ class Core:
         oldest = 0 if has_begun or group is None else self.admission.oldest_start(group, self.version)
         if not rules.install_idle:
             return max(oldest, self.version - rules.alpha)
-        if is_home:
+        if is_home or rules.barrier:
             return oldest
         newest = self.publisher.newest
         is_published = newest is not None and newest == (self.attempt, self.version)
@@ -384,8 +389,25 @@ class Core:
             self.router.changed(worker)
 
     def _may_install(self, engine: Worker) -> bool:
-        foreign = engine.installed is None or engine.installed.attempt != self.attempt
-        return foreign or not self.rules.install_idle or not engine.trajectories
+        is_foreign = self._usable_version(engine) is None
+        return is_foreign or not self.rules.install_idle or not engine.trajectories
+
+    def _should_install(self, engine: Worker) -> bool:
+        """False: with `barrier`, the batch that is being generated wants the weights that the engine has."""
+        if not self.rules.barrier:
+            return True
+        version = self._usable_version(engine)
+        return version is None or version < self.admission.opened_at or self._is_at_barrier()
+
+    def _is_at_barrier(self) -> bool:
+        """True if no group that is being generated wants older weights than the newest."""
+        newest = self.publisher.newest
+        return self.admission.is_whole or (newest is not None and self.admission.opened_at >= newest.version)
+
+    def _install_at_barrier(self) -> None:
+        was_at_barrier, self._was_at_barrier = self._was_at_barrier, self._is_at_barrier()
+        if self._was_at_barrier and not was_at_barrier:
+            self.publisher.look_again()
 
     # --- training ----------------------------------------------------------------------------
 

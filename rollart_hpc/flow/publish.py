@@ -56,6 +56,7 @@ class Publisher:
         workers: dict[str, Worker],
         emit: Callable[[ev.Command], None],
         may_install: Callable[[Worker], bool],
+        should_install: Callable[[Worker], bool],
         changed: Callable[[Worker], None],
         pace: Pace,
     ) -> None:
@@ -79,6 +80,7 @@ class Publisher:
         self._must_publish = False
         self._emit = emit
         self._may_install = may_install
+        self._should_install = should_install
         self._changed = changed
         self._pace = pace
 
@@ -215,6 +217,10 @@ class Publisher:
         if not self.rules.direct:
             self._install_if_possible(engine)
 
+    def look_again(self) -> None:
+        """Engines that had to wait may install now."""
+        self._advance(list(self._lacking_engines.values()))
+
     def tick(self, now: float) -> None:
         self._now = now
         if self._must_publish:
@@ -264,7 +270,7 @@ class Publisher:
     def _offer_to_engines(self, newest: WeightsId) -> None:
         if self.transfer is not None or self.trainer is None:
             return
-        lacking = [e for e in self._lacking_engines.values() if e.installing is None]
+        lacking = [e for e in self._lacking_engines.values() if e.installing is None and self._should_install(e)]
         if lacking and all(self._may_install(e) for e in lacking):
             self._offer(self.trainer.name, newest, [e.name for e in lacking])
 
@@ -272,7 +278,8 @@ class Publisher:
         newest = self.newest
         if newest is None or engine.installed == newest or engine.installing is not None:
             return
-        if any(name in self._holders for name in self._nodes[engine.node].relays) and self._may_install(engine):
+        is_held = any(name in self._holders for name in self._nodes[engine.node].relays)
+        if is_held and self._should_install(engine) and self._may_install(engine):
             self._begin_install(engine, newest)
             self._emit(ev.Install(engine.name, newest))
             self._owes(engine)

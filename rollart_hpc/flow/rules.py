@@ -18,6 +18,8 @@ class TaskRules:
     group_filter: str = "none"
     split: bool = False  # prefill on some pools, decode on others
     step_s: float = 60.0  # an env worker ends a reset or a turn after this time at the latest
+    filter_tolerance: float = 0.0
+    filter_tries: int = 0
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class FlowRules:
     rewards_last: bool = False  # nothing is scored before all trajectories of the batch have ended
     abort_stale: bool = True
     install_idle: bool = False  # an engine installs only when it holds no trajectories
+    barrier: bool = False  # batches are generated one after another; engines install in between
     direct: bool = False  # weights go straight into engines
     collective: str = "gloo"  # between relays, as asked for
     awaited: frozenset[str] = frozenset()  # pools that will have engines: at the start their tasks wait for them
@@ -84,6 +87,8 @@ def rules_of(config: RunConfig) -> FlowRules:
                 task.group_filter,
                 task.split,
                 max(task.reset_timeout_s, task.turn_timeout_s),
+                task.filter_tolerance,
+                task.filter_tries,
             )
             for name, task in config.tasks.items()
         },

@@ -23,6 +23,10 @@ from rollart_hpc.config.schema import AlgorithmConfig, TrainerConfig
 from rollart_hpc.types import Sample, TrainGroup
 
 _STD_FLOOR = 1e-6
+_LOG_RATIO_LIMIT = 20.0  # exp(20) is far beyond every clip, and finite also after sums over a batch
+_KL_LIMIT = 10.0  # per token
+_DUAL_CLIP = 3.0
+_WEIGHT_CAP = 2.0  # of decoupled
 
 
 # --- advantages ------------------------------------------------------------------------------
@@ -90,18 +94,29 @@ def policy_loss(
 ) -> TokenLoss:
     """PPO's clipped loss, relative to the log-probs with which the tokens were sampled.
 
+    Dual clip (arXiv 1912.09729): a token with a negative advantage that became much more likely since it was sampled
+    would have an unbounded loss; it counts at most as if it had become three times as likely.
+
     With `proximal` (decoupled, as in AReaL) the trust region is around the proximal policy and each token is
-    weighted by proximal / behaviour, so that old data is corrected but not clipped away.
+    weighted by proximal / behaviour, at most 2, so that old data is corrected but not clipped away.
     """
     anchor = behaviour if proximal is None else proximal
-    ratio = torch.exp(new - anchor)
+    ratio = ratio_of(new, anchor)
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     free_loss, clipped_loss = -ratio * advantages, -clipped * advantages
     loss = torch.maximum(free_loss, clipped_loss)
+    highest = torch.where(advantages < 0, -_DUAL_CLIP * advantages, torch.inf)
+    is_clipped = (clipped_loss > free_loss) | (loss > highest)
+    loss = torch.minimum(loss, highest)
     if proximal is not None:
-        loss = loss * torch.exp(proximal - behaviour).detach()
+        loss = loss * ratio_of(proximal, behaviour).clamp(max=_WEIGHT_CAP).detach()
     with torch.no_grad():
-        return TokenLoss(loss, torch.exp(new - behaviour), clipped_loss > free_loss)
+        return TokenLoss(loss, ratio_of(new, behaviour), is_clipped)
+
+
+def ratio_of(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """exp(new - old), finite for all finite log-probs: a single token must not spoil a step."""
+    return torch.exp((new - old).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT))
 
 
 class TokenTerms(NamedTuple):
@@ -138,9 +153,9 @@ def token_terms(
 
 
 def k3_kl(new: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """KL(new || other) per token, estimated from the sampled token: never negative, low variance."""
-    gap = other - new
-    return torch.expm1(gap) - gap
+    """KL(new || other) per token, estimated from the sampled token: never negative, low variance, at most 10."""
+    gap = (other - new).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+    return (torch.expm1(gap) - gap).clamp(max=_KL_LIMIT)
 
 
 def entropy_of(logprobs: torch.Tensor) -> torch.Tensor:

@@ -168,9 +168,13 @@ class StepTrainer(ABC):
         """Train this replica's micro-batches. Every replica gets the same number of them."""
         if slots:
             self._num_bins += sum(bool(members) for slot in slots for members in slot)
-            bins = [slot[self._replica] for slot in slots]
+            bins = [self._by_length(slot[self._replica]) for slot in slots]
             micros = [self._pack([self._samples[i] for i in b], [self._weights[i] for i in b]) for b in bins]
             self._forward_backward(micros)
+
+    def _by_length(self, members: list[int]) -> list[int]:
+        """Neighbours of one length share an attention call."""
+        return sorted(members, key=lambda member: len(self._samples[member].record))
 
     def _pack(self, samples: list[Sample], weights: list[float]) -> MicroBatch:
         return packing.pack(samples, weights, self._world.device)
@@ -219,7 +223,7 @@ class StepTrainer(ABC):
         out = [np.zeros(len(record), np.float32) for record in records]
         samples = [Sample("", 0, "", record, 0.0) for record in records]
         slots = replace(self._planner, ranks=1).plan([len(record) for record in records])
-        bins = [members for (members,) in slots]
+        bins = [sorted(members, key=lambda member: len(records[member])) for (members,) in slots]
         micros = [self._pack([samples[i] for i in members], [1.0] * len(members)) for members in bins]
         for members, micro, chosen in zip(bins, micros, self._chosen_logprobs(micros), strict=True):
             packed = np.zeros(micro.ids.shape[1], np.float32)

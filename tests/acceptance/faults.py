@@ -69,7 +69,7 @@ class Campaign:
         began_s, told_s = time.monotonic(), 0.0
         while (spent_s := time.monotonic() - began_s) < seconds:
             for _ in range(CORE_RUNS):
-                self._one("core", lambda seed: _core(seed))
+                self._one("core", _core)
             self._one("controller", self._controller)
             if spent_s >= told_s + PRINT_S:
                 told_s = spent_s

@@ -42,6 +42,9 @@ CASES = [
     ("pools.bandwidth.tensor_parallel=2", ["pools.bandwidth.engines=0"], None),
     ("tasks.lake.affinity=compute", ["pools.bandwidth.engines=0"], []),
     ("tasks.lake.group_filter=same_reward", ["tasks.lake.weight=0"], []),
+    ("tasks.lake.filter_tolerance=0.1", ["tasks.lake.group_filter=same_success"],
+     ["tasks.lake.group_filter=same_reward"]),
+    ("tasks.lake.filter_tries=3", [], ["tasks.lake.group_filter=same_reward"]),
 ]  # fmt: skip
 
 

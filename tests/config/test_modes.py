@@ -32,14 +32,14 @@ def test_every_mode_has_a_row() -> None:
     [
         ("sync", 0, {"lockstep", "rewards_last", "install_idle"}),
         ("sync_plus", 0, {"install_idle"}),
-        ("one_off", 1, {"install_idle"}),
+        ("one_off", 1, {"install_idle", "barrier"}),
         ("areal", 3, set()),
         ("rollart", 3, {"abort_stale", "streaming"}),
     ],
 )
 def test_what_the_core_is_told(mode: str, alpha: int, switches: set[str]) -> None:
     found = policy(mode)
-    names = ("lockstep", "rewards_last", "install_idle", "abort_stale", "streaming")
+    names = ("lockstep", "rewards_last", "install_idle", "barrier", "abort_stale", "streaming")
     assert (found.alpha, {name for name in names if getattr(found, name)}) == (alpha, switches)
     assert (found.redundancy, found.redundant_groups) == ((2, 1) if mode == "rollart" else (0, 0))
 

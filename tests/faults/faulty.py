@@ -75,7 +75,9 @@ class FaultyWorld(World):
             self.start(name)
 
     def _carry_out(self, command: ev.Command) -> None:
-        receiver = next((getattr(command, k) for k in ("worker", "engine", "relay", "target") if hasattr(command, k)), "")
+        receiver = next(
+            (getattr(command, k) for k in ("worker", "engine", "relay", "target") if hasattr(command, k)), ""
+        )
         if self.cut.get(receiver) == "to" and not isinstance(command, ev.Replace):
             self._lost_command(command)
             return

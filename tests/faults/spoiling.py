@@ -196,7 +196,9 @@ def check_credits(world: Controlled) -> None:
 
 def check_end(world: Controlled) -> None:
     flow, steps = world.config.flow, world.config.steps
-    assert world.ended == RunState.FINISHED, f"{world.ended or 'no progress'} at version {world.core.version}: {world.controller.journal._reason}"
+    assert world.ended == RunState.FINISHED, (
+        f"{world.ended or 'no progress'} at version {world.core.version}: {world.controller.journal._reason}"
+    )
     problems = ledger.check(world.run_dir.ledger, flow.group_size, flow.alpha)
     assert not problems, problems[:3]
     chain = ledger.surviving(ledger.entries(world.run_dir.ledger))
@@ -238,4 +240,3 @@ def controlled(directory: Path, seed: int) -> Controlled:
     finally:
         world.controller.journal.close()
     return world
-

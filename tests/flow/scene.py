@@ -47,7 +47,9 @@ class Scene:
 
     def finish(self, play: ev.Play, version: int = 0, reward: float = 1.0) -> None:
         self.turn(play, version)
-        self.do(ev.Ended(play.trajectory, play.issue, None, 1), ev.Scored(play.trajectory, play.issue, reward, True))
+        self.do(
+            ev.Ended(play.trajectory, play.issue, None, 1), ev.Scored(play.trajectory, play.issue, reward, reward > 0)
+        )
 
     def groups(self) -> list[list[ev.Play]]:
         plays: dict[str, list[ev.Play]] = {}

@@ -53,6 +53,23 @@ def test_a_filtered_group_is_replaced():
     assert len(scene.groups()) == 1
 
 
+def test_a_filter_has_a_tolerance_looks_at_success_and_stops_after_its_tries():
+    close = TaskRules(1, group_filter="same_reward", filter_tolerance=0.1)
+    assert _num_filtered(close, [0.5, 0.55]) == 2
+    assert _num_filtered(close, [0.5, 0.65]) == 0
+    assert _num_filtered(TaskRules(1, group_filter="same_success"), [0.5, 0.75]) == 2
+    assert _num_filtered(TaskRules(1, group_filter="same_success"), [0.0, 0.75]) == 0
+    assert _num_filtered(TaskRules(1, group_filter="same_success", filter_tries=2), [0.5, 0.75], groups=3) == 4
+
+
+def _num_filtered(rules: TaskRules, rewards: list[float], groups: int = 1) -> int:
+    scene = Scene(tasks={"a": rules})
+    for _ in range(groups):
+        for play, reward in zip(scene.groups()[0], rewards):
+            scene.finish(play, reward=reward)
+    return scene.core.tally.dropped["group_filtered"]
+
+
 def test_groups_stream_to_the_trainer_and_the_last_chunk_is_marked():
     scene = Scene()
     scene.do(ev.BatchWanted(0))

@@ -78,6 +78,12 @@ def check_no_orphans(world: World, event: object) -> None:
             assert core.groups.get(trajectory.group.id) is trajectory.group
 
 
+def check_barrier(world: World, event: object) -> None:
+    """Only one batch at a time is generated."""
+    versions = {group.admitted_version for group in world.core.groups.values() if not group.complete}
+    assert not world.rules.barrier or len(versions) <= 1, versions
+
+
 def surviving(world: World) -> list:
     """The chain of committed steps that leads to the final weights: for each version the last line written."""
     chain = {}
@@ -132,7 +138,7 @@ def make_world(mode: str, seed: int, failure_rate: float, direct: bool, plays: i
         seed,
         Durations(failure_rate=failure_rate),
     )
-    world.checks += [check_admission, check_credits, check_no_orphans]
+    world.checks += [check_admission, check_credits, check_no_orphans, check_barrier]
     for member in world.members:
         world.after(rng.uniform(0, 1), lambda name=member.name: world.start(name))
     return world

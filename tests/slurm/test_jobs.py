@@ -50,15 +50,16 @@ class Jobs(Submitted):
     def until_engines(self, pool: str, count: int) -> None:
         self.until(lambda: self.num_engines(pool) == count, f"{count} engines of pool {pool}")
 
-    def started(self) -> dict[str, str]:
-        """Incarnations of all processes but those of the preemptible node."""
+    def all_started(self) -> dict[str, str]:
+        """The incarnation of every process."""
         owner = read_ownership(self.run)
         assert owner is not None
-        return {
-            name: proc.incarnation
-            for name, proc in owner.procs.items()
-            if "spot" not in name and "bandwidth" not in name and "guest" not in name
-        }
+        return {name: proc.incarnation for name, proc in owner.procs.items()}
+
+    def started(self) -> dict[str, str]:
+        """The same without those of the preemptible node and of guests."""
+        gone = ("spot", "bandwidth", "guest")
+        return {name: started for name, started in self.all_started().items() if not any(g in name for g in gone)}
 
 
 def test_nodes_come_and_go_and_training_goes_on(own_mixed_cluster: Cluster, tmp_path: Path, raw_model: Path) -> None:
@@ -75,7 +76,7 @@ def test_nodes_come_and_go_and_training_goes_on(own_mixed_cluster: Cluster, tmp_
     a_dead_node_of_engines_costs_nothing_else(run)
     assert run.started() == everything_else, run.told()
     assert run.run.last_attempt() == 1 and {line["attempt"] for line in run.ledger()} == {1}
-    nothing_is_left_after_the_end(run)
+    nothing_is_left_after_the_end(run, {"h800", "spot"})
 
 
 def it_trains_while_a_class_is_busy(run: Jobs) -> None:
@@ -120,7 +121,7 @@ def a_dead_node_of_engines_costs_nothing_else(run: Jobs) -> None:
     run.until_steps(len(run.ledger()) + 1)
 
 
-def nothing_is_left_after_the_end(run: Jobs) -> None:
+def nothing_is_left_after_the_end(run: Jobs, classes: set[str]) -> None:
     done = cli("cancel", str(run.run.path))
     assert done.returncode == 0 and done.stdout.startswith("cancelled"), done.stderr
     names = run.cluster.run("squeue", "--noheader", "--format=%j").stdout.split()
@@ -128,4 +129,4 @@ def nothing_is_left_after_the_end(run: Jobs) -> None:
     run.until(lambda: not run.processes(), "the end of all processes")
     newest = run.run.newest_checkpoint()
     assert newest and newest.step == run.ledger()[-1]["version"]
-    assert set(run.status()["gpu_hours"]) == {"h800", "spot"}
+    assert set(run.status()["gpu_hours"]) == classes

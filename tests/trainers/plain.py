@@ -112,12 +112,13 @@ class PlainTrainer:
         for i in range(len(places)):
             if algorithm.decoupled:
                 proximal = new[i].detach()
-                ratio, weight = torch.exp(new[i] - proximal), torch.exp(proximal - old[i])
+                ratio, weight = torch.exp(new[i] - proximal), torch.exp(proximal - old[i]).clamp(max=2.0)
             else:
                 ratio, weight = torch.exp(new[i] - old[i]), 1.0
             low, high = 1 - algorithm.clip_low, 1 + algorithm.clip_high
             surrogate = torch.min(ratio * advantage, torch.clamp(ratio, low, high) * advantage)
-            losses.append(-surrogate * weight)
+            loss = -surrogate if advantage >= 0 else torch.clamp(-surrogate, max=-3.0 * advantage)
+            losses.append(loss * weight)
         total = torch.stack(losses)
         if algorithm.entropy:
             total = total - algorithm.entropy * -(rows.exp() * rows).sum(-1)

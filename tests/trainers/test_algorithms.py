@@ -87,7 +87,7 @@ def test_a_group_scope_needs_its_group_only(groups: list[list[float]]) -> None:
 def test_the_clip_only_ever_raises_the_loss(new: float, behaviour: float, advantage: float) -> None:
     ratio = math.exp(new - behaviour)
     terms = loss_of(new, behaviour, advantage)
-    assert terms.loss.item() >= -ratio * advantage - 1e-9
+    assert terms.loss.item() >= -ratio * advantage - 1e-9 or (advantage < 0 and ratio > 3)
     assert terms.ratio.item() == pytest.approx(ratio)
     if 0.8 <= ratio <= 1.3:
         assert terms.loss.item() == pytest.approx(-ratio * advantage)
@@ -103,7 +103,19 @@ def test_a_clipped_token_has_no_gradient_and_others_do(new: float, behaviour: fl
     assert moving.grad is not None
     assert (moving.grad.item() == 0.0) == bool(terms.is_clipped)
     ratio = math.exp(new - behaviour)
-    assert bool(terms.is_clipped) == (ratio > 1.3 if advantage > 0 else ratio < 0.8)
+    assert bool(terms.is_clipped) == (ratio > 1.3 if advantage > 0 else not 0.8 <= ratio <= 3)
+
+
+@given(st.floats(-1e4, 0), st.floats(-1e4, 0), st.floats(-1e3, 1e3), st.booleans())
+def test_no_token_can_spoil_a_step(new: float, behaviour: float, advantage: float, is_decoupled: bool) -> None:
+    moving = torch.tensor([new], requires_grad=True)
+    fixed = [torch.tensor([x]) for x in (behaviour, advantage)]
+    proximal = moving.detach() if is_decoupled else None
+    terms = algorithms.policy_loss(moving, *fixed, clip_low=0.2, clip_high=0.3, proximal=proximal)
+    (terms.loss + algorithms.k3_kl(moving, fixed[0])).sum().backward()
+    assert moving.grad is not None
+    assert moving.grad.isfinite() and terms.ratio.isfinite()
+    assert terms.loss.abs().item() <= 3 * abs(advantage) * 1.01
 
 
 @given(logprob, logprob, logprob, st.floats(-3, 3))
@@ -112,7 +124,7 @@ def test_decoupled_clips_around_the_proximal_policy(
 ) -> None:
     terms = loss_of(new, behaviour, advantage, proximal=torch.tensor([proximal], dtype=torch.float64))
     inner = loss_of(new, proximal, advantage)
-    assert terms.loss.item() == pytest.approx(math.exp(proximal - behaviour) * inner.loss.item(), abs=1e-9)
+    assert terms.loss.item() == pytest.approx(min(2, math.exp(proximal - behaviour)) * inner.loss.item(), abs=1e-9)
     assert bool(terms.is_clipped) == bool(inner.is_clipped)
 
 

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM
 
 from rollart_hpc.trainers import attention, packing
@@ -49,3 +53,40 @@ def test_a_sample_does_not_see_its_future(model_dir: Path) -> None:
     a, b = logits(model_dir, attention.NAME, before), logits(model_dir, attention.NAME, after)
     torch.testing.assert_close(a[:8], b[:8], atol=1e-6, rtol=1e-6)
     assert not torch.equal(a[8:], b[8:])
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("lengths", [[7], [5, 5, 5], [3, 3, 6, 1, 1, 1, 3]])
+def test_samples_of_one_length_share_a_call(
+    lengths: list[int], window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(sum(lengths), heads, 8) for heads in (4, 2, 2))
+    alone = [
+        attention.attend(*parts, [n], 0.3, window)
+        for n, *parts in zip(lengths, q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
+    ]
+    calls = []
+    whole = attention._batched
+    monkeypatch.setattr(attention, "_batched", lambda *args: calls.append(args[0].shape[0]) or whole(*args))
+    torch.testing.assert_close(attention.attend(q, k, v, lengths, 0.3, window), torch.cat(alone))
+    assert calls == [len(list(same)) for _, same in groupby(lengths)]
+
+
+@pytest.mark.parametrize(("window", "expected"), [(None, (-1, 0)), (100, (-1, 0)), (5, (4, 0))])
+def test_what_the_gpu_kernel_is_asked_for(
+    window: int | None, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's own shapes of the kernel: its numbers need a GPU."""
+    asked: dict[str, Any] = {}
+    real = attention.varlen_attn
+    monkeypatch.setattr(
+        attention,
+        "varlen_attn",
+        lambda *args, **how: asked.update(how, ends=args[3], longest=args[5]) or real(*args, **how),
+    )
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q, k, v = (torch.empty(12, heads, 8, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2))
+        out = attention._in_one_call(q, k, v, [3, 7, 2], 0.3, window)
+    assert out.shape == q.shape
+    assert (asked["window_size"], asked["longest"], asked["enable_gqa"]) == (expected, 7, True)

@@ -22,6 +22,8 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -59,7 +61,9 @@ def forget_the_step() -> None:
         del os.environ[name]
 
 
-def serve(run: RunDir, offer: Offer, kinds: tuple[str, ...], wait_s: float = 0.0) -> None:
+def serve(
+    run: RunDir, offer: Offer, kinds: tuple[str, ...], wait_s: float, make_cores: Callable[[], resources.Cores]
+) -> None:
     """Offer this node until the run is over, or its supervisor gone and no other comes within `wait_s`."""
     roles = preloaded_roles(read_resolved(run.config)) if kinds else frozenset()
     name = agent_name(offer)
@@ -69,7 +73,9 @@ def serve(run: RunDir, offer: Offer, kinds: tuple[str, ...], wait_s: float = 0.0
     try:
         while (link := dialer.dial()) is not None:
             try:
-                goes_on = Keeper(run, link, offer, LocalPlace(preloaded, roles), caches, dialer.is_outdated).run()
+                goes_on = Keeper(
+                    run, link, offer, LocalPlace(preloaded, roles), caches, make_cores(), dialer.is_outdated
+                ).run()
             except LinkClosed as error:
                 if not wait_s:
                     raise
@@ -131,9 +137,10 @@ def offer_node(run: RunDir, offer: Offer, kinds: tuple[str, ...], wait_s: float)
     form = LOG_FORMAT.format(name=agent_name(offer))
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form, datefmt=LOG_TIME_FORMAT)
     raise_file_limit()
+    make_cores = partial(resources.own_cores, dict(os.environ))
     forget_the_step()
     try:
-        serve(run, offer, kinds, wait_s)
+        serve(run, offer, kinds, wait_s, make_cores)
     except LinkClosed as error:
         log.error("%s: ended every process of this node", error.what)
         return ExitCode.LINK_LOST

@@ -47,7 +47,14 @@ log = logging.getLogger("agent")
 
 class Keeper:
     def __init__(
-        self, run: RunDir, link: Link, offer: Offer, place: LocalPlace, caches: Path, is_outdated: Callable[[], bool]
+        self,
+        run: RunDir,
+        link: Link,
+        offer: Offer,
+        place: LocalPlace,
+        caches: Path,
+        cores: resources.Cores,
+        is_outdated: Callable[[], bool],
     ) -> None:
         """`is_outdated`: has another supervisor taken over from that of the link?"""
         self._run, self._link, self._offer, self._place, self._caches = run, link, offer, place, caches
@@ -55,7 +62,7 @@ class Keeper:
         self._stores: dict[str, str] = {}  # by node: incarnation of its relay
         self._selector = selectors.DefaultSelector()
         self._signals = Signals()
-        self._cores = resources.own_cores()
+        self._cores = cores
         self._children: dict[tuple[str, str], LocalChild] = {}
         self._cpus: dict[tuple[str, str], set[int]] = {}
         self._timers = Timers()

@@ -7,6 +7,7 @@ per process would hide the GPUs of one trainer rank from the others, and NCCL th
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -67,7 +68,7 @@ def cache_variables(root: Path) -> dict[str, str]:
 
 
 class Cores:
-    """The CPUs that this process may use. Each worker gets its own, from one NUMA node if possible."""
+    """CPUs of this process. Each worker gets its own, from one NUMA node if possible."""
 
     def __init__(self, cpus: Iterable[int], domains: Iterable[set[int]] = ()) -> None:
         self._free = set(cpus)
@@ -87,12 +88,23 @@ class Cores:
         self._free |= cpus
 
 
-def own_cores() -> Cores:
+def own_cores(variables: Mapping[str, str]) -> Cores:
+    """The CPUs to pin workers to: none unless they are this step's alone, because other jobs would pin theirs to the
+    same ones.
+
+    They are if Slurm bound the step to as many CPUs as it allocated, on a machine that bears the node's name. Under
+    another name it may be one of several virtual nodes that share the machine.
+    """
+    cpus = os.sched_getaffinity(0)
+    host = socket.gethostname().partition(".")[0]
+    is_bound = variables.get("SLURM_CPUS_ON_NODE") == str(len(cpus))
+    if not is_bound or variables.get("SLURMD_NODENAME", "").partition(".")[0] != host:
+        return Cores(())
     domains = []
     for path in sorted(_NUMA.glob("node*/cpulist")):
         with suppress(OSError, ValueError):
             domains.append(parse_cpus(path.read_text().strip()))
-    return Cores(os.sched_getaffinity(0), domains)
+    return Cores(cpus, domains)
 
 
 def parse_cpus(text: str) -> set[int]:

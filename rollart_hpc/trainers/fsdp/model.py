@@ -1,4 +1,4 @@
-"""A sharded transformers causal LM. Owns loading, FSDP2 and the forward to logits; knows no loss.
+"""A sharded transformers causal LM. Owns loading, FSDP2 and the forward to scores of tokens; knows no loss.
 
 Every rank's shard is float32; a single rank has nothing to shard and keeps the plain model. With dtype bfloat16, FSDP
 (used even for one rank) computes and exports in bfloat16, while gradients are reduced and the optimizer runs in
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import MethodType
+from typing import Any
 
 import torch
 from torch.distributed._composable.checkpoint_activation import checkpoint as recompute
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
@@ -21,6 +23,7 @@ from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers import attention
 from rollart_hpc.trainers.fsdp import lora
+from rollart_hpc.trainers.fsdp.logprobs import check_head, head_of, scores_of
 from rollart_hpc.trainers.packing import MicroBatch, pack
 from rollart_hpc.trainers.world import World
 
@@ -60,10 +63,18 @@ def _placed(model: PreTrainedModel, world: World, config: RunConfig) -> PreTrain
         _shard(model, world, dtype)
     else:
         model.to(world.device)
-    with torch.no_grad():
-        sampled_logits(model, pack([], [], world.device))
-    reshard(model)
+    model.score = MethodType(_score, model)
+    register_fsdp_forward_method(model, "score")
+    _try_out(model, pack([], [], world.device))
     return model
+
+
+def _try_out(model: PreTrainedModel, micro: MicroBatch) -> None:
+    with torch.no_grad():
+        scores = sampled_scores(model, micro, 1.0)
+        logits = model(**_inputs(micro)).logits[0, :1]
+        check_head(model, scores, logits, micro.ids[0, :1])
+    reshard(model)
 
 
 def is_sharded(model: PreTrainedModel) -> bool:
@@ -96,21 +107,31 @@ def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def sampled_logits(model: PreTrainedModel, micro: MicroBatch) -> torch.Tensor:
-    """Logits [sampled, vocabulary], only where tokens were sampled.
+def sampled_scores(
+    model: PreTrainedModel, micro: MicroBatch, temperature: float, *, with_entropy: bool = False
+) -> torch.Tensor:
+    """Log-prob, and entropy if wanted, of each sampled token: [sampled, 1 or 2].
 
     An empty micro-batch has one row, which must be ignored.
     """
-    keep = micro.keep if micro.num_sampled else torch.zeros(1, dtype=torch.long, device=micro.ids.device)
-    output = model(
-        input_ids=micro.ids,
-        position_ids=micro.positions,
-        use_cache=False,
-        logits_to_keep=keep,
-        sample_lengths=micro.lengths,
-    )
-    logits: torch.Tensor = output.logits[0]
-    return logits
+    scores: torch.Tensor = model.score(micro, temperature, with_entropy)
+    return scores
+
+
+def _score(model: PreTrainedModel, micro: MicroBatch, temperature: float, with_entropy: bool) -> torch.Tensor:
+    """A method of the model, so that FSDP gathers the root's weights for it as for `forward`."""
+    hidden = model.base_model(**_inputs(micro))[0][0]
+    keep, targets = (micro.keep, micro.targets) if micro.num_sampled else (micro.ids[0, :1] * 0, micro.ids[0, :1])
+    return scores_of(head_of(model), hidden[keep], targets, temperature, with_entropy=with_entropy)
+
+
+def _inputs(micro: MicroBatch) -> dict[str, Any]:
+    return {
+        "input_ids": micro.ids,
+        "position_ids": micro.positions,
+        "use_cache": False,
+        "sample_lengths": micro.lengths,
+    }
 
 
 def named_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:

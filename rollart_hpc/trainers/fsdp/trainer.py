@@ -17,14 +17,13 @@ from transformers import PreTrainedModel
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.trainers.checksums import Head
 from rollart_hpc.trainers.fsdp import checkpoint, lora
-from rollart_hpc.trainers.fsdp.logprobs import scores_of
 from rollart_hpc.trainers.fsdp.model import (
     full_tensors,
     is_sharded,
     load_reference,
     load_trained,
     reshard,
-    sampled_logits,
+    sampled_scores,
 )
 from rollart_hpc.trainers.packing import MicroBatch
 from rollart_hpc.trainers.step import StepTrainer
@@ -59,14 +58,13 @@ class FsdpTrainer(StepTrainer):
 
     def _train_one(self, micro: MicroBatch) -> None:
         reference = self._reference_logprobs(micro) if self._config.algorithm.kl > 0 else None
-        logits = sampled_logits(self._model, micro)
+        with_entropy = self._config.algorithm.entropy > 0
+        scores = sampled_scores(self._model, micro, self._config.flow.temperature, with_entropy=with_entropy)
         if not micro.num_sampled:
-            (logits.sum() * 0.0).backward()
+            (scores.sum() * 0.0).backward()
             return
-        chosen, entropy = scores_of(
-            logits, micro.targets, self._config.flow.temperature, with_entropy=self._config.algorithm.entropy > 0
-        )
-        self._loss(micro, chosen, entropy=entropy, reference=reference).backward()
+        entropy = scores[:, 1] if with_entropy else None
+        self._loss(micro, scores[:, 0], entropy=entropy, reference=reference).backward()
 
     def _reference_logprobs(self, micro: MicroBatch) -> torch.Tensor:
         if self._reference is not None:
@@ -110,8 +108,7 @@ class FsdpTrainer(StepTrainer):
 
     def _chosen_of(self, model: PreTrainedModel, micro: MicroBatch) -> torch.Tensor:
         with torch.no_grad():
-            logits = sampled_logits(model, micro)[: micro.num_sampled]
-            return scores_of(logits, micro.targets, self._config.flow.temperature)[0]
+            return sampled_scores(model, micro, self._config.flow.temperature)[: micro.num_sampled, 0]
 
     # --- checkpoints -------------------------------------------------------------------------
 

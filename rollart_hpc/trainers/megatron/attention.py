@@ -32,6 +32,4 @@ class PackedAttention(torch.nn.Module):
     ) -> torch.Tensor:
         """[tokens, heads, head_dim] each; key and value have fewer heads if queries share them."""
         lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
-        parts = zip(*(tensor.transpose(0, 1)[None].split(lengths, 2) for tensor in (query, key, value)), strict=True)
-        done = [attend(q, k, v, self._scale, None) for q, k, v in parts]
-        return torch.cat(done, dim=2)[0].transpose(0, 1)
+        return attend(query, key, value, lengths, self._scale, None)

@@ -6,6 +6,7 @@ is written from megatron-core's documentation and is not tested. On a CPU: megat
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 )
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.mappings import copy_to_tensor_model_parallel_region
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 
@@ -30,27 +32,62 @@ from rollart_hpc.trainers.megatron.backend import MegatronOptions, sizes_of
 from rollart_hpc.trainers.megatron.exchange import Coordinates
 from rollart_hpc.trainers.megatron.families import Family, read_family
 from rollart_hpc.trainers.megatron.layout import Shape, Weight
+from rollart_hpc.trainers.megatron.vocabulary import chosen_logprobs
 from rollart_hpc.trainers.packing import MicroBatch
+from rollart_hpc.trainers.slices import in_slices
 from rollart_hpc.trainers.world import World
 
 
+class Scoring(NamedTuple):
+    """What the last stage computes of each sampled token."""
+
+    temperature: float
+    vocabulary: int  # without padding
+    with_entropy: bool = False
+
+
 class Policy(GPTModel):  # type: ignore[misc]
-    """Returns logits [1, sampled, share of the vocabulary] on the last stage, hidden states on the others."""
+    """Returns scores [1, sampled, 1 or 2] on the last stage (log-prob, entropy), hidden states on the others."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._keep: torch.Tensor | None = None
+        self._micro: MicroBatch | None = None
+        self._scoring: Scoring | None = None
         if self.post_process:
-            self.output_layer.register_forward_pre_hook(self._select)
+            self.output_layer.forward = self._score
 
-    def forward(self, micro: MicroBatch) -> torch.Tensor:
-        self._keep = micro.keep if micro.num_sampled else micro.keep.new_zeros(1)
+    def forward(self, micro: MicroBatch, scoring: Scoring) -> torch.Tensor:
+        self._micro, self._scoring = micro, scoring
         return super().forward(micro.ids, micro.positions, None, packed_seq_params=_packed(micro))
 
-    def _select(self, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Compute logits only where tokens were sampled. An empty micro-batch has one row, which must be ignored."""
-        assert self._keep is not None
-        return (inputs[0][self._keep], *inputs[1:])
+    def _score(
+        self, hidden: torch.Tensor, weight: torch.Tensor | None = None, **_: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Instead of logits [tokens, 1, vocabulary]: scores, only where tokens were sampled, slice by slice.
+
+        An empty micro-batch has one row, which must be ignored.
+        """
+        micro, scoring = self._micro, self._scoring
+        assert micro is not None and scoring is not None
+        keep, targets = (micro.keep, micro.targets) if micro.num_sampled else (micro.ids[0, :1] * 0, micro.ids[0, :1])
+        weight = self.output_layer.weight if weight is None else weight
+        score = partial(vocabulary_scores, scoring, self.pg_collection.tp)
+        hidden = copy_to_tensor_model_parallel_region(hidden[keep, 0])
+        return in_slices(score, hidden, targets, (weight,), weight.shape[0])[:, None], None
+
+
+def vocabulary_scores(
+    scoring: Scoring, group: Any, hidden: torch.Tensor, targets: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    found = chosen_logprobs(
+        F.linear(hidden, weight).float() / scoring.temperature,
+        targets,
+        vocabulary=scoring.vocabulary,
+        group=group,
+        wants_entropy=scoring.with_entropy,
+    )
+    parts = [found.logprobs] if found.entropy is None else [found.logprobs, found.entropy]
+    return torch.stack(parts, 1)
 
 
 class LoadedModel(NamedTuple):

@@ -59,8 +59,8 @@ class MegatronTrainer(StepTrainer):
             num_stages=sizes.pipeline_parallel,
         )
         loaded = model.load(model_dir, config, world)
-        self._table, self._coordinates, self._vocabulary = loaded.table, loaded.coordinates, loaded.family.vocabulary
-        self._tensor_group = groups.get_tensor_model_parallel_group()
+        self._table, self._coordinates = loaded.table, loaded.coordinates
+        self._scoring = model.Scoring(config.flow.temperature, loaded.family.vocabulary)
         self._pipeline_group = groups.get_pipeline_model_parallel_group()
         self._is_last_stage = groups.is_pipeline_last_stage()
         self._tallies = self._is_last_stage and self._coordinates.tensor_rank == 0
@@ -90,12 +90,14 @@ class MegatronTrainer(StepTrainer):
         *,
         forward_only: bool,
     ) -> list[Any]:
-        """Run all stages; on the last one `after` gets the logits of each micro-batch."""
+        """Run all stages; on the last one `after` gets the scores of each micro-batch."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        scoring = self._scoring._replace(with_entropy=not forward_only and self._config.algorithm.entropy > 0)
 
         def forward(work: Iterator[tuple[MicroBatch, Callable[..., Any]]], model: torch.nn.Module) -> tuple[Any, Any]:
             micro, then = next(work)
-            return model(micro), then
+            return model(micro, scoring), then
 
         return get_forward_backward_func()(
             forward_step_func=forward,
@@ -109,26 +111,14 @@ class MegatronTrainer(StepTrainer):
         )
 
     def _micro_loss(
-        self, micro: MicroBatch, reference: torch.Tensor | None, logits: torch.Tensor
+        self, micro: MicroBatch, reference: torch.Tensor | None, scores: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, None]:
         """The form that megatron's schedules expect: the sum, a divisor (unused here), nothing to report."""
-        unused = torch.zeros((), dtype=torch.int, device=logits.device)
+        unused = torch.zeros((), dtype=torch.int, device=scores.device)
         if not micro.num_sampled:
-            return logits.sum() * 0.0, unused, None
-        wants_entropy = self._config.algorithm.entropy > 0
-        logprobs, entropy = self._chosen(micro, logits, wants_entropy=wants_entropy)
-        return self._loss(micro, logprobs, entropy=entropy, reference=reference), unused, None
-
-    def _chosen(self, micro: MicroBatch, logits: torch.Tensor, *, wants_entropy: bool) -> Any:
-        from rollart_hpc.trainers.megatron.vocabulary import chosen_logprobs
-
-        return chosen_logprobs(
-            logits[0].float() / self._config.flow.temperature,
-            micro.targets,
-            vocabulary=self._vocabulary,
-            group=self._tensor_group,
-            wants_entropy=wants_entropy,
-        )
+            return scores.sum() * 0.0, unused, None
+        entropy = scores[0, :, 1] if scores.shape[-1] > 1 else None
+        return self._loss(micro, scores[0, :, 0], entropy=entropy, reference=reference), unused, None
 
     def _reduce(self, num_bins: int) -> None:
         from megatron.core.distributed import finalize_model_grads
@@ -181,10 +171,8 @@ class MegatronTrainer(StepTrainer):
     def _logprobs_of(self, model: torch.nn.Module, micros: list[MicroBatch]) -> list[torch.Tensor]:
         """Log-probs on the last stage; an empty list on the others."""
 
-        def take(micro: MicroBatch, logits: torch.Tensor, non_loss_data: bool = True) -> torch.Tensor:
-            if not micro.num_sampled:
-                return logits.new_zeros(0, dtype=torch.float32)
-            return self._chosen(micro, logits, wants_entropy=False).logprobs
+        def take(micro: MicroBatch, scores: torch.Tensor, non_loss_data: bool = True) -> torch.Tensor:
+            return scores[0, : micro.num_sampled, 0]
 
         with torch.no_grad():
             return self._run(model, micros, [partial(take, micro) for micro in micros], forward_only=True)

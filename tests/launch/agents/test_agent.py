@@ -6,6 +6,7 @@ import os
 import secrets
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -138,12 +139,14 @@ def is_running(pid: int, ticks: int) -> bool:
 
 def test_an_agent_starts_signals_and_ends_what_it_is_told(make_nodes: Callable[..., Nodes]) -> None:
     nodes = make_nodes()
-    nodes.add("n1", CUDA_VISIBLE_DEVICES="4,5,6", SLURM_PROCID="3")
+    here = socket.gethostname().partition(".")[0]  # workers are pinned on a node that is named like its machine
+    cpus = str(len(os.sched_getaffinity(0)))
+    nodes.add(here, CUDA_VISIBLE_DEVICES="4,5,6", SLURM_PROCID="3", SLURM_CPUS_ON_NODE=cpus)
     show = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['COLOUR'], 'SLURM_PROCID' in os.environ)"
     pinned = "import os; print('on', len(os.sched_getaffinity(0)), flush=True); import time; time.sleep(1000)"
-    seeing = nodes.start("n1", "seeing", show, gpus=(0, 2))
-    blind = nodes.start("n1", "blind", show)
-    stays = nodes.start("n1", "stays", pinned, needs=Needs(cpus=1))
+    seeing = nodes.start(here, "seeing", show, gpus=(0, 2))
+    blind = nodes.start(here, "blind", show)
+    stays = nodes.start(here, "stays", pinned, needs=Needs(cpus=1))
     wait_for([seeing, blind], LIMIT_S)
     assert (seeing.reap(), seeing.log.read_text()) == (0, "4,6 blue False\n")
     assert (blind.reap(), blind.log.read_text()) == (0, " blue False\n")
@@ -151,12 +154,12 @@ def test_an_agent_starts_signals_and_ends_what_it_is_told(make_nodes: Callable[.
     assert int(nodes.printed(stays, "on").split()[1]) in (1, os.cpu_count()), "pinned before or after it looked"
     assert len(os.sched_getaffinity(until(lambda: stays.pid))) == 1
     assert int(Path(f"/proc/{stays.pid}/oom_score_adj").read_text()) > 0
-    assert (stays.host, stays.has_ended()) == ("n1", False)
+    assert (stays.host, stays.has_ended()) == (here, False)
     stays.signal(signal.SIGINT)
     wait_for([stays], LIMIT_S)
     assert stays.reap() == -signal.SIGINT and not stays.is_orphan
 
-    bad = nodes.start("n1", "greedy", show, gpus=(3,))
+    bad = nodes.start(here, "greedy", show, gpus=(3,))
     wait_for([bad], LIMIT_S)
     assert bad.reap() == 3, "the plan wants a GPU that the node does not have"
 

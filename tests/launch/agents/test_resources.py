@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollart_hpc.errors import SiteError
-from rollart_hpc.launch.agents.resources import Cores, cache_variables, gpu_variables, parse_cpus, visible_gpus
+from rollart_hpc.launch.agents.resources import (
+    Cores,
+    cache_variables,
+    gpu_variables,
+    own_cores,
+    parse_cpus,
+    visible_gpus,
+)
 
 
 def test_gpus_keep_the_names_that_slurm_gave_them() -> None:
@@ -58,3 +66,23 @@ def test_ranges_of_cpus() -> None:
     assert parse_cpus("0-2,8") == {0, 1, 2, 8}
     assert parse_cpus("") == set()
     assert parse_cpus("3") <= set(range(os.cpu_count() or 1)) | {3}
+
+
+@pytest.mark.parametrize(
+    ("allocated", "node", "is_pinned"),
+    [
+        ("all", "here", True),
+        ("all", "here.example.org", True),
+        ("all", "virtual7", False),
+        ("1000", "here", False),
+        ("", "here", False),
+        ("all", "", False),
+    ],
+)
+def test_workers_are_pinned_only_to_cpus_that_no_other_job_has(
+    allocated: str, node: str, is_pinned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "here.cluster")
+    on_node = str(len(os.sched_getaffinity(0))) if allocated == "all" else allocated
+    cores = own_cores({"SLURM_CPUS_ON_NODE": on_node, "SLURMD_NODENAME": node})
+    assert bool(cores.take(1)) == is_pinned

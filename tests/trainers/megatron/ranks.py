@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from rollart_hpc.errors import SiteError
+from rollart_hpc.trainers import slices
 from rollart_hpc.trainers.megatron import cpu_shim
 from rollart_hpc.trainers.packing import pack
 from rollart_hpc.trainers.world import World, open_world
@@ -59,14 +60,17 @@ class Rank:
             self.found[f"logprobs {family}"] = [logprobs.tolist() for logprobs in trainer.logprobs(records())]
             self.found[f"digest {family}"] = trainer.digest
 
-    def logits(self) -> None:
-        """Of all places, as the model itself yields them; one rank only."""
+    def places(self) -> None:
+        """Log-probs of the next token in all places, and entropies; one rank only."""
+        from rollart_hpc.trainers.megatron.model import Scoring
+
         for family in FAMILIES:
             trainer = self.trainer(family)
             micro = pack([Sample("", 0, "", record, 0.0) for record in records()], [1.0] * 3, self.world.device)
-            micro.keep = torch.arange(micro.ids.shape[1])
+            micro.keep, micro.targets = torch.arange(micro.ids.shape[1]), micro.ids[0].roll(-1)
             with torch.no_grad():
-                self.tensors[f"logits {family}"] = {"": trainer._model(micro)[0, :, :VOCABULARY]}
+                scores = trainer._model(micro, Scoring(1.0, VOCABULARY, with_entropy=True))[0]
+                self.tensors[f"places {family}"] = {"": scores}
 
     def trains(self) -> None:
         for family in FAMILIES:
@@ -149,6 +153,7 @@ def run(job: dict[str, Any], rank: int, directory: Path) -> None:
     out = directory / f"{job['name']}.{rank}"
     try:
         world = open_world(rank, job["ranks"], "cpu", directory / f"{job['name']}.rendezvous")
+        slices.SLICE_NUMBERS = job.get("slice", slices.SLICE_NUMBERS)
         one = Rank(job, world, directory)
         for part in job["parts"]:
             getattr(one, part)()
