@@ -14,6 +14,7 @@ python tests/acceptance/run.py sick         # this and the next ones write parts
 python tests/acceptance/run.py strangers    # 5 minutes
 python tests/acceptance/run.py chaos        # 12 minutes; needs root: it starts a development cluster
 python tests/acceptance/run.py faults       # an hour
+python tests/acceptance/run.py mutants      # 10 minutes
 python tests/acceptance/run.py fuzz         # less than an hour
 python tests/acceptance/run.py soak         # an hour
 python tests/acceptance/run.py reliability  # renders reliability.md from what its parts have stored
@@ -41,6 +42,7 @@ from tests.acceptance.fuzz import fuzz
 from tests.acceptance.hub import hub
 from tests.acceptance.jobs import jobs
 from tests.acceptance.modes import modes
+from tests.acceptance.mutants import mutants
 from tests.acceptance.quickstart import quickstart
 from tests.acceptance.reliability import render
 from tests.acceptance.scale import scale
@@ -83,6 +85,7 @@ def main() -> int:
             "hub": hub,
             "ray": lambda: against_ray(keep),
             "faults": lambda: faults(args.faults_s, args.cores),
+            "mutants": mutants,
             "fuzz": lambda: fuzz(args.messages),
             "sick": lambda: sick(keep, args.window_s),
             "strangers": lambda: strangers(keep, args.window_s / 2),
