@@ -66,7 +66,7 @@ class Trajectory:
     footprint: int = 0  # KV tokens reserved for it on an engine
     place: int = 0  # ticket in the router's queues; 0 = not waiting
     planned_version: int = -1  # installed version of the engine that samples its first tokens
-    first_version: int = -1  # start_version: that of its first sampled token
+    first_version: int = -1  # start_version: that of its oldest sampled token, usually the first
     last_version: int = -1
     reward: float = 0.0
     success: bool = False

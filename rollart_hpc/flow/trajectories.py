@@ -187,8 +187,8 @@ class Trajectories:
             self.hooks.on_failed(trajectory, failure)
             return
         trajectory.shuns = ""
-        if trajectory.first_version < 0:
-            trajectory.first_version = event.first_version
+        if trajectory.first_version < 0 or event.first_version < trajectory.first_version:
+            trajectory.first_version = event.first_version  # older if its engine died, and another lags behind
             self.hooks.on_begun(trajectory)
         trajectory.last_version = max(trajectory.last_version, event.last_version)
         task = self.tally.tasks[trajectory.task]

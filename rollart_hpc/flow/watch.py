@@ -79,7 +79,8 @@ class Watch:
     def has_others(self, role: str) -> bool:
         """True if there are several workers of the role, or soon may be: after a start the first one is no witness."""
         expected = self.rules.num_envs if role == "env" else self.rules.num_rewards
-        return self.num[role] > 1 or (expected > 1 and self._now < self._alone_s.get(role, 0.0) + OTHERS_S)
+        since_s = max(self._alone_s.get(role, 0.0), self._seeing_s)
+        return self.num[role] > 1 or (expected > 1 and self._now < since_s + OTHERS_S)
 
     def tick(self, now: float) -> list[Worker]:
         """The workers to look at now."""

@@ -51,18 +51,31 @@ def _faults(figures: Figures) -> list[str]:
         [name, f"{world['runs']:,}", f"{world['events']:,}", f"{world['faults']:,}"]
         for name, world in figures["worlds"].items()
     ]
-    mutants = [[m["defect"], str(m["seeds"] or "never"), str(m["within"])] for m in figures["mutants"]]
+    kinds = sorted(figures["kinds"].items(), key=lambda kind: -kind[1])
+    mutants = [
+        [m["defect"], m["world"], f"{m['seeds']:,}" if m["seeds"] else "never", f"{m['within']:,}"]
+        for m in figures["mutants"]
+    ]
     return [
         *_head("Runs under faults, in virtual time", "faults"),
-        f"Seeded runs for {figures['seconds']:,.0f} s on {figures['cores']} cores. Each draws its run file, its "
-        f"cluster and its faults from the seed. Broken invariants: {len(figures['broken'])}.",
+        f"Seeded runs in {figures['cores']} processes for {figures['seconds']:,.0f} s, which got "
+        f"{figures['cpu_seconds']:,.0f} s of CPU beside other work: "
+        f"{sum(world['runs'] for world in figures['worlds'].values()):,} runs. Each draws its run file, its cluster "
+        f"and its faults from the seed. Broken invariants: {len(figures['broken'])}.",
         "",
         *table(["driven", "runs", "events", "faults"], worlds),
         *[f"- {line}" for line in figures["broken"][:20]],
         "",
-        "Defects that were fixed, put back one at a time:",
+        "Faults: " + ", ".join(f"{count:,} x {kind}" for kind, count in kinds) + ".",
         "",
-        *table(["defect", "seeds until caught", "stated"], mutants),
+        "The core checks: exactly the steps asked for, each trajectory at most once, whole groups, staleness, the mix of "
+        "tasks, credits, bounded admission and memory, progress within 4,000 virtual seconds. The controller adds: the "
+        "ledger file, the versions of all tokens, finite rewards, payloads that belong to living trajectories, the size "
+        "of status and metrics, no exception.",
+        "",
+        "Defects that were fixed, put back one at a time (`make acceptance-mutants`); seeds, or messages for the fuzzer:",
+        "",
+        *table(["defect", "driven", "caught after", "limit"], mutants),
     ]
 
 

@@ -14,6 +14,8 @@ python tests/acceptance/run.py sick         # this and the next ones write parts
 python tests/acceptance/run.py strangers    # 5 minutes
 python tests/acceptance/run.py chaos        # 12 minutes; needs root: it starts a development cluster
 python tests/acceptance/run.py faults       # an hour
+python tests/acceptance/run.py mutants      # 10 minutes
+python tests/acceptance/run.py fuzz         # less than an hour
 python tests/acceptance/run.py soak         # an hour
 python tests/acceptance/run.py reliability  # renders reliability.md from what its parts have stored
 
@@ -36,9 +38,11 @@ from tests.acceptance.backends import backends
 from tests.acceptance.benches import benches
 from tests.acceptance.chaos import chaos
 from tests.acceptance.faults import faults
+from tests.acceptance.fuzz import fuzz
 from tests.acceptance.hub import hub
 from tests.acceptance.jobs import jobs
 from tests.acceptance.modes import modes
+from tests.acceptance.mutants import mutants
 from tests.acceptance.quickstart import quickstart
 from tests.acceptance.reliability import render
 from tests.acceptance.scale import scale
@@ -64,6 +68,7 @@ def main() -> int:
     parser.add_argument("--soak-s", type=float, default=3600.0, help="soak: how long")
     parser.add_argument("--faults-s", type=float, default=3600.0, help="faults: how long")
     parser.add_argument("--cores", type=int, default=1, help="faults: processes")
+    parser.add_argument("--messages", type=int, default=10_000_000, help="fuzz: how many")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that clusters and runs end too
     with tempfile.TemporaryDirectory() as scratch:
@@ -80,6 +85,8 @@ def main() -> int:
             "hub": hub,
             "ray": lambda: against_ray(keep),
             "faults": lambda: faults(args.faults_s, args.cores),
+            "mutants": mutants,
+            "fuzz": lambda: fuzz(args.messages),
             "sick": lambda: sick(keep, args.window_s),
             "strangers": lambda: strangers(keep, args.window_s / 2),
             "chaos": lambda: chaos(keep, args.chaos_for),

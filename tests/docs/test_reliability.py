@@ -12,9 +12,9 @@ SICK = {"aside_s": 70.0, "limit_s": 120.0, "turns_before": 50.0, "turns_after": 
 FIGURES = {
     "falls": {"falls": [{"tried": "a fall", "before": "it fell", "now": "it stands", "test": "tests/x.py"}]},
     "faults": {
-        "seconds": 3600.0, "cores": 2, "broken": [],
+        "seconds": 3600.0, "cpu_seconds": 3500.0, "cores": 2, "broken": [], "kinds": {"kill": 8},
         "worlds": {"core": {"runs": 100_000, "events": 7, "faults": 8}},
-        "mutants": [{"defect": "put back", "seeds": 3, "within": 50}],
+        "mutants": [{"defect": "put back", "world": "core", "seeds": 3, "within": 50}],
     },
     "fuzz": {"messages": 10_000_000, "reached_the_core": 6_000_000},
     "strangers": {

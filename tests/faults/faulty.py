@@ -49,6 +49,11 @@ class FaultyWorld(World):
         self.faults["clock jump"] += 1
         self.jumped_s += seconds
 
+    def start(self, name: str) -> None:
+        if not self.by_name[name].is_alive:
+            self.cut.pop(name, None)  # a new process has a new connection
+        super().start(name)
+
     def partition(self, name: str, direction: str, seconds: float) -> None:
         """Only one direction works. When it ends, the connection is a new one: what was on its way is lost."""
         member = self.by_name[name]

@@ -101,6 +101,12 @@ class Spoiler:
             _, (message, frames) = rng.choice(world.said)
             world.take(identity_of(proc.name, str(proc.life)), proc.role, [ms.encode(message), *frames])
             return
+        if rng.random() < 0.1:  # somebody has the trainer's key
+            ahead = ms.Hello(
+                "trainer", "trainer-9", "n", "", 1, __version__, world.serving, "1", 1, version=version + 5
+            )
+            world.take(identity_of("trainer-9", "1"), "trainer", [ms.encode(ahead)])
+            return
         message = rng.choice(lies)
         name, incarnation = proc.name, str(proc.life)
         if isinstance(message, ms.Hello):

@@ -269,3 +269,19 @@ def test_transcripts_to_score_are_counted_unless_they_are_held_back():
         counts.append(scene.core.trajectories.num_to_score)
         scene.do(ev.Scored(play.trajectory, play.issue, 1.0, True))
         assert [*counts, scene.core.trajectories.num_to_score] == expected
+
+
+def test_no_redundant_group_is_admitted_that_would_be_stale_from_the_start():
+    """They were dropped at their first turn, again and again while the trainer worked, until the task was quarantined."""
+    scene = Scene(alpha=0, groups_per_step=1, group_size=1, redundant_groups=2, steps=5)
+    scene.do(ev.BatchWanted(0))
+    (first, *_) = scene.take(ev.Play)
+    scene.finish(first)
+    assert scene.take(ev.SendChunk)[-1].last
+    before = scene.core.admission.num_groups
+    for _ in range(20):
+        for play in scene.take(ev.Play):
+            scene.do(ev.TurnWanted(play.trajectory, play.issue, 0))
+        for request in scene.take(ev.Generate):
+            scene.do(ev.Generated(request.request, 0, 0))
+    assert scene.core.admission.num_groups == before and not scene.core.tally.tasks["a"].quarantined

@@ -22,6 +22,17 @@ def test_a_lost_engine_costs_one_turn():
     assert scene.turn(play, turn=1).engine != home
 
 
+def test_a_trajectory_that_moves_to_an_engine_that_lags_behind_is_as_old_as_its_oldest_token():
+    scene = Scene(engines=(("e0", "compute"), ("e1", "compute")), alpha=1)
+    play = scene.take(ev.Play)[0]
+    scene.turn(play, version=2)
+    scene.turn(play, version=1, turn=1)
+    trajectory = scene.core.trajectories.all[play.trajectory]
+    assert trajectory.first_version == 1 == trajectory.group.version
+    scene.turn(play, version=2, turn=2)
+    assert trajectory.first_version == 1
+
+
 def test_a_lost_env_worker_costs_its_trajectories_and_late_answers_are_superseded():
     scene = Scene(env_slots=1)
     (play,) = scene.take(ev.Play)
