@@ -23,6 +23,7 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 SLICE_NUMBERS = 1 << 27  # as in `trainers.slices`, which imports torch
 _SLICE_COPIES = 4  # logits of a slice, their softmax and the gradients of both
 _FLOAT32 = 4
+_ENGINE_RUNTIME = 2 * 2**30  # assumed: CUDA's context, NCCL's buffers and captured graphs of an engine's worker
 
 Parts = dict[str, float]
 
@@ -62,13 +63,13 @@ def _sharded(shape: ModelShape, size: TrainerSize) -> Parts:
     own = shape.parameters / size.ranks
     trained = _adapters(shape, size.adapter_rank) / size.ranks if size.adapter_rank else own
     is_plain = size.ranks == 1 and size.item == _FLOAT32  # nothing to shard, nothing to gather
-    parts = {
+    parts: Parts = {
         "weights": _FLOAT32 * own * (2 if size.has_reference else 1),
         "gradients": _FLOAT32 * trained * (size.ranks if size.sums_whole and not is_plain else 1),
         "optimizer": 2 * _FLOAT32 * trained,
     }
     kept = _kept(shape, size)
-    moments = [
+    moments: list[Parts] = [
         {"gathered": gathered, "activations": kept[name] + more, "scores": scores}
         for name, (gathered, more, scores) in _moments(shape, size, is_plain=is_plain).items()
     ]
@@ -150,7 +151,7 @@ def engine_parts(shape: ModelShape, size: EngineSize) -> Parts:
     logits = size.running * shape.vocabulary * _FLOAT32 * 2
     return {
         "weights": size.item * shape.parameters / size.tensor,
-        "workspace": size.prefill_tokens * widest * size.item + logits,
+        "workspace": _ENGINE_RUNTIME + size.prefill_tokens * widest * size.item + logits,
     }
 
 

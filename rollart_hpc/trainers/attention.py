@@ -40,8 +40,8 @@ def packed_attention(
     if unknown:
         what = f"{type(module).__name__} needs {', '.join(unknown)}, which this trainer does not support"
         raise SiteError(what, "choose another model in model.path")
-    packed = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return attend(*packed, sample_lengths, scaling, sliding_window)[None], None
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return attend(q, k, v, sample_lengths, scaling, sliding_window)[None], None
 
 
 def attend(
@@ -63,10 +63,11 @@ def _in_one_call(
     ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=q.device)
     longest = max(lengths)
     left = -1 if window is None or longest <= window else window - 1
-    attended: torch.Tensor = varlen_attn(
+    attended = varlen_attn(
         q, k, v, ends, ends, longest, longest,
         scale=scaling, window_size=(left, 0), enable_gqa=q.shape[1] != k.shape[1],
     )  # fmt: skip
+    assert isinstance(attended, torch.Tensor)  # nothing else was asked for
     return attended
 
 
@@ -78,8 +79,8 @@ def _by_length(
     sizes = [length * count for length, count in runs]
     done = []
     for (length, count), *parts in zip(runs, *(tensor.split(sizes) for tensor in (q, k, v)), strict=True):
-        batch = [part.unflatten(0, (count, length)).transpose(1, 2) for part in parts]
-        done.append(_batched(*batch, scaling, window).transpose(1, 2).flatten(0, 1))
+        some_q, some_k, some_v = (part.unflatten(0, (count, length)).transpose(1, 2) for part in parts)
+        done.append(_batched(some_q, some_k, some_v, scaling, window).transpose(1, 2).flatten(0, 1))
     return done[0] if len(done) == 1 else torch.cat(done)
 
 
