@@ -50,6 +50,9 @@ class Backend:
     reserved: tuple[str, ...] = ()  # options that users may not set, because the run sets them
     ignores: tuple[str, ...] = ()  # keys of the section `engine` or `trainer` that have no effect
     min_head_dim: int = 1  # smallest attention head that its kernels support
+    gpu_share: tuple[str, float] | None = None  # engines that fill a share of a GPU with KV: its option, its default
+    is_sharded: bool = False  # trainers that shard weights over all ranks and gather them block by block
+    divides: Callable[[Any], tuple[int, int]] | None = None  # trainers: RunConfig -> tensor, pipeline parallel ranks
     check: Callable[[Any], Iterable[str]] | None = None  # RunConfig -> problems that the fields above can't express
     raw: str = ""  # engines: module:callable (EngineSetup) that uses the library directly, for `bench engine`
 

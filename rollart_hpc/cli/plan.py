@@ -13,9 +13,10 @@ from rollart_hpc.config.load import Loaded, load_all
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import UserError
+from rollart_hpc.launch.fit import Fit, fit_data, fit_of
 from rollart_hpc.launch.launcher import NewRun
 from rollart_hpc.launch.plan import make_plan
-from rollart_hpc.launch.summary import plan_data, plan_lines
+from rollart_hpc.launch.summary import fit_lines, plan_data, plan_lines
 from rollart_hpc.rundir import RUN_ROOT_VARIABLE, RunDir, new_run_dir
 
 SITE_VARIABLE = "ROLLART_SITE"
@@ -24,13 +25,20 @@ SITE_VARIABLE = "ROLLART_SITE"
 def plan(args: argparse.Namespace) -> int:
     loaded = load_for_site(args, needs_model=False)
     found = make_plan(loaded.config, loaded.site)
+    fit = fit_of(loaded.config, loaded.site, found)
     if args.json:
         head = {"run": loaded.config.name, "site": loaded.site.name}
-        print(json.dumps({**head, **plan_data(found)}, indent=1))
+        print(json.dumps({**head, **plan_data(found), "memory": fit_data(fit)}, indent=1))
+        need_fit(loaded, fit)
         return 0
     print(f"{loaded.config.name} on site {loaded.site.name}: {len(found.procs)} processes")
-    print("\n".join(plan_lines(found)))
+    print("\n".join([*plan_lines(found), "", *fit_lines(fit)]).rstrip())
+    need_fit(loaded, fit)
     return 0
+
+
+def need_fit(loaded: Loaded, fit: Fit) -> None:
+    fit.need(f"run {loaded.config.name} does not fit into the memory of site {loaded.site.name}")
 
 
 def load_for_site(args: argparse.Namespace, *, needs_model: bool = True) -> Loaded:

@@ -6,12 +6,13 @@ import argparse
 import sys
 
 from rollart_hpc.cli.following import follow_to_the_end
-from rollart_hpc.cli.plan import load_for_site, new_run
+from rollart_hpc.cli.plan import load_for_site, need_fit, new_run
 from rollart_hpc.cli.screen import LiveScreen
 from rollart_hpc.doctor.examine import need_ready
 from rollart_hpc.errors import command_line
+from rollart_hpc.launch.fit import fit_of
 from rollart_hpc.launch.launcher import Handed, launcher_of
-from rollart_hpc.launch.summary import plan_lines
+from rollart_hpc.launch.summary import fit_lines, plan_lines
 from rollart_hpc.rundir import RunDir
 
 
@@ -21,7 +22,9 @@ def submit(args: argparse.Namespace) -> int:
     new = new_run(loaded, args.run_dir)
     script = launcher.script(new)
     _say(f"{loaded.config.name} on site {loaded.site.name}")
-    _say("\n".join(plan_lines(new.plan)))
+    fit = fit_of(loaded.config, loaded.site, new.plan)
+    _say("\n".join([*plan_lines(new.plan), "", *fit_lines(fit)]).rstrip())
+    need_fit(loaded, fit)
     _say(f"run directory: {new.run.path}")
     if args.dry_run:
         print(script, end="")

@@ -99,7 +99,7 @@ class HardwareClass(Options):
     gres: str = key("", "GPU type in --gres=gpu:TYPE:N; empty = any type")
     gpu: str = key(
         "",
-        "model of the GPUs, which implies tflops, bandwidth_tb_s and cost; empty = as those keys say",
+        "model of the GPUs, which implies gpu_memory_gb, tflops, bandwidth_tb_s and cost; empty = as those keys say",
         rule=f"one of {', '.join(GPUS)}",
     )
     gpus: int = key(0, "GPUs per node; 0 = none", low=0, rule="at least 1 if gres or gpu is set")
@@ -115,6 +115,9 @@ class HardwareClass(Options):
         "take whole nodes: all GPUs and CPUs of a node are requested and counted, as with sbatch: {exclusive: true}",
     )
     max_minutes: int = key(0, "maximum time limit of a job, in minutes; 0 = no limit", low=0)
+    gpu_memory_gb: float = key(
+        0.0, "memory per GPU, in GB, against which `plan` checks what a run needs; 0 = that of `gpu`", low=0
+    )
     tflops: float = key(0.0, "dense BF16 TFLOPS per GPU; 0 = that of `gpu`", low=0)
     bandwidth_tb_s: float = key(0.0, "memory bandwidth per GPU, in TB/s; 0 = that of `gpu`", low=0)
     cost: float = key(0.0, "cost per GPU-hour, or per node-hour without GPUs, in any unit; 0 = that of `gpu`", low=0)
@@ -190,7 +193,7 @@ class SiteConfig(Options):
         known = GPUS.get(own.gpu, Gpu(0.0, 0.0, 0.0, 0.0))
         return Gpu(
             tflops=own.tflops or known.tflops,
-            memory_gb=known.memory_gb,
+            memory_gb=own.gpu_memory_gb or known.memory_gb,
             bandwidth_tb_s=own.bandwidth_tb_s or known.bandwidth_tb_s,
             cost=own.cost or known.cost,
         )

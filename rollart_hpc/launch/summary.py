@@ -7,12 +7,22 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from rollart_hpc.launch.fit import Fit, fit_rows
 from rollart_hpc.launch.packing import Needs
 from rollart_hpc.launch.plan import Component, Plan, Proc
 
 _TITLES = ("component", "partition", "nodes", "of each node", "processes")
 _ROLE_TITLES = ("role", "processes", "class", "GPUs", "CPUs", "memory")
+_FIT_TITLES = ("memory of a", "class", "where", "needs", "of", "parts in GB", "")
 _POOL_TITLES = ("pool", "profile", "engines", "GPUs each", "tasks that prefer it")
+
+
+def fit_lines(fit: Fit) -> list[str]:
+    """The table of memory, and what is not known."""
+    rows = fit_rows(fit)
+    lines = [*table(_FIT_TITLES, rows), ""] if rows else []
+    warnings = [f"warning: {warning}" for warning in fit.warnings]
+    return [*lines, *([fit.unknown] if fit.unknown else []), *warnings]
 
 
 def plan_lines(plan: Plan) -> list[str]:

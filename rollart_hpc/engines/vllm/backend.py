@@ -33,6 +33,7 @@ BACKEND = Backend(
         "model", "skip_tokenizer_init", "load_format", "generation_config", "logprobs_mode", "max_model_len", "seed",
         "tensor_parallel_size", "worker_extension_cls", "weight_transfer_config",
     ),
+    gpu_share=("gpu_memory_utilization", 0.92),
     min_head_dim=32,  # minimum of the CPU kernels
     check=check,
     raw="rollart_hpc.bench.heavy.raw_vllm:RawVllm",

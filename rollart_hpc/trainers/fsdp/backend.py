@@ -11,5 +11,6 @@ BACKEND = Backend(
     extra="train",
     imports=("rollart_hpc.trainers.fsdp.trainer",),
     is_forkable=True,
+    is_sharded=True,
     can=frozenset({"ranks", "lora", "activation_checkpointing", "deterministic"}),
 )

@@ -63,10 +63,14 @@ def _placed(model: PreTrainedModel, world: World, config: RunConfig) -> PreTrain
         _shard(model, world, dtype)
     else:
         model.to(world.device)
-    model.score = MethodType(_score, model)
-    register_fsdp_forward_method(model, "score")
+    _make_scorable(model)
     _try_out(model, pack([], [], world.device))
     return model
+
+
+def _make_scorable(model: PreTrainedModel) -> None:
+    model.score = MethodType(_score, model)
+    register_fsdp_forward_method(model, "score")
 
 
 def _try_out(model: PreTrainedModel, micro: MicroBatch) -> None:

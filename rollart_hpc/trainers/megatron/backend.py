@@ -36,6 +36,11 @@ def check(config: RunConfig) -> Iterator[str]:
         )
 
 
+def divides(config: RunConfig) -> tuple[int, int]:
+    sizes = sizes_of(config)
+    return sizes.tensor_parallel, sizes.pipeline_parallel
+
+
 BACKEND = Backend(
     role="trainer",
     kind="megatron",
@@ -46,5 +51,6 @@ BACKEND = Backend(
     is_forkable=True,
     can=frozenset({"ranks", "activation_checkpointing", "deterministic"}),
     options=MegatronOptions,
+    divides=divides,
     check=check,
 )
