@@ -225,7 +225,7 @@ def _warnings(rows: tuple[Row, ...]) -> Iterator[str]:
         if row.where == "/dev/shm" and row.has and row.needs > row.has:
             yield (
                 f"class {row.hardware}: a relay keeps {row.needs / GB:.0f} GB of weights in /dev/shm, more than half "
-                f"of the {row.has / _SHM_SHARE / GB:.0f} GB of a node, which is its usual size; mount it larger, or use "
+                f"of the {row.has / _SHM_SHARE / GB:.0f} GB of a node, its usual size; mount it larger, or use "
                 "weights.transport=direct"
             )
 

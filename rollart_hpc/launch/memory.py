@@ -73,7 +73,12 @@ def _sharded(shape: ModelShape, size: TrainerSize) -> Parts:
         {"gathered": gathered, "activations": kept[name] + more, "scores": scores}
         for name, (gathered, more, scores) in _moments(shape, size, is_plain=is_plain).items()
     ]
-    return {**parts, **max(moments, key=lambda moment: sum(moment.values()))}
+    fullest: Parts = max(moments, key=_total)
+    return {**parts, **fullest}
+
+
+def _total(parts: Parts) -> float:
+    return sum(parts.values())
 
 
 def _moments(shape: ModelShape, size: TrainerSize, *, is_plain: bool) -> dict[str, tuple[float, float, float]]:

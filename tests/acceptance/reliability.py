@@ -68,12 +68,12 @@ def _faults(figures: Figures) -> list[str]:
         "",
         "Faults: " + ", ".join(f"{count:,} x {kind}" for kind, count in kinds) + ".",
         "",
-        "The core checks: exactly the steps asked for, each trajectory at most once, whole groups, staleness, the mix of "
-        "tasks, credits, bounded admission and memory, progress within 4,000 virtual seconds. The controller adds: the "
-        "ledger file, the versions of all tokens, finite rewards, payloads that belong to living trajectories, the size "
+        "The core checks: exactly the steps asked for, each trajectory at most once, whole groups, staleness, the mix "
+        "of tasks, credits, bounded admission and memory, progress within 4,000 virtual seconds. The controller adds: "
+        "the ledger file, the versions of all tokens, finite rewards, payloads that belong to living trajectories, the size "
         "of status and metrics, no exception.",
         "",
-        "Defects that were fixed, put back one at a time (`make acceptance-mutants`); seeds, or messages for the fuzzer:",
+        "Fixed defects, put back one at a time (`make acceptance-mutants`); seeds, or messages of the fuzzer:",
         "",
         *table(["defect", "driven", "caught after", "limit"], mutants),
     ]

@@ -1,4 +1,4 @@
-"""Runs under faults that the invariants must survive, in virtual time. `make acceptance-faults` does an hour of them."""
+"""Runs under faults that the invariants must survive, in virtual time; `make acceptance-faults` does an hour."""
 
 from __future__ import annotations
 

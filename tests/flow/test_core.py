@@ -272,7 +272,7 @@ def test_transcripts_to_score_are_counted_unless_they_are_held_back():
 
 
 def test_no_redundant_group_is_admitted_that_would_be_stale_from_the_start():
-    """They were dropped at their first turn, again and again while the trainer worked, until the task was quarantined."""
+    """They were dropped at their first turn, again and again, until the task was quarantined."""
     scene = Scene(alpha=0, groups_per_step=1, group_size=1, redundant_groups=2, steps=5)
     scene.do(ev.BatchWanted(0))
     (first, *_) = scene.take(ev.Play)
