@@ -70,10 +70,10 @@ def _faults(figures: Figures) -> list[str]:
         "",
         "The core checks: exactly the steps asked for, each trajectory at most once, whole groups, staleness, the mix "
         "of tasks, credits, bounded admission and memory, progress within 4,000 virtual seconds. The controller adds: "
-        "the ledger file, the versions of all tokens, finite rewards, payloads that belong to living trajectories, the size "
-        "of status and metrics, no exception.",
+        "the ledger file, the versions of all tokens, finite rewards, payloads that belong to living trajectories, the "
+        "size of status and metrics, no exception.",
         "",
-        "Fixed defects, put back one at a time (`make acceptance-mutants`); seeds, or messages of the fuzzer:",
+        "Fixed defects, put back one at a time (`make acceptance-mutants`); seeds, or mutated messages:",
         "",
         *table(["defect", "driven", "caught after", "limit"], mutants),
     ]
