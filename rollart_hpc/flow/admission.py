@@ -21,7 +21,7 @@ from rollart_hpc.flow.state import Group, State, Tally, Trajectory
 from rollart_hpc.flow.trajectories import Trajectories
 from rollart_hpc.vocabulary import DropReason, EventKind
 
-BURST = 16  # groups opened per event at most
+BURST = 32  # maximum trajectories opened per event, so that a new step does not delay turns
 LONGEST_PAUSE_S = 3600.0  # of a quarantined task
 
 
@@ -56,16 +56,13 @@ class Admission:
             if self._may_open_batch(version, missing):
                 missing = self._missing(version)
             version = self.opened_at
-        left = BURST
-        while any(count > 0 for count in missing.values()):
-            for task in self.rules.tasks:
-                if missing[task] > 0:
-                    if not left:
-                        self.is_due = True
-                        return
-                    left -= 1
-                    missing[task] -= 1
-                    self._open(task, version, attempt)
+        for _ in range(max(1, BURST // (self.rules.group_size + self.rules.redundancy))):
+            task = max(self.rules.tasks, key=missing.__getitem__)
+            if missing[task] <= 0:
+                return
+            missing[task] -= 1
+            self._open(task, version, attempt)
+        self.is_due = True
 
     def _missing(self, version: int) -> Counter[str]:
         missing = self._wanted(version)
