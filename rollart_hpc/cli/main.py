@@ -30,6 +30,8 @@ EPILOG = """examples:
   rollart-hpc keys flow.alpha                         explain a key; without a key: list them all
   rollart-hpc status                                  show the newest run; --all: all runs; -f: follow it
   rollart-hpc resume RUN_DIR steps=400                train further, with other values of any key
+  rollart-hpc eval RUN_DIR --samples 8                play held-out seeds: success, interval, pass@k
+  rollart-hpc export RUN_DIR DIR                      take the model home as a Hugging Face directory
 
 exit codes:
 """
@@ -48,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_run_commands(commands)
     _add_run_dir_commands(commands)
+    _add_result_commands(commands)
     _add_model_commands(commands)
     _add_site_commands(commands)
     _add_bench_commands(commands)
@@ -112,6 +115,12 @@ def _add_run_dir_commands(commands: argparse._SubParsersAction[argparse.Argument
     join.add_argument("--name", default="", help="name of the worker, unique in the run; default: a generated one")
     join.add_argument("--idle-s", type=float, help="reward workers: leave after this many idle seconds")
     join.add_argument("--live-s", type=float, help="reward workers: leave after this many seconds, busy or not")
+    _add_chaos(commands)
+    report = _add(commands, "report", "rollart_hpc.cli.report:report", "regenerate report.html and trace.json")
+    report.add_argument("run_dir", metavar="RUN_DIR")
+
+
+def _add_chaos(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     chaos = _add(commands, "chaos", "rollart_hpc.cli.chaos:chaos", "hit a live run at random, then check its ledger")
     chaos.add_argument("run_dir", metavar="RUN_DIR")
     chaos.add_argument("--seed", type=int, required=True, help="decides what is hit, when and how")
@@ -127,8 +136,35 @@ def _add_run_dir_commands(commands: argparse._SubParsersAction[argparse.Argument
     chaos.add_argument("--patience", type=float, default=600.0, metavar="S", help="time to recover from an act (600)")
     chaos.add_argument("--dry-run", action="store_true", help="print what the seed would choose; hit nothing")
     chaos.add_argument("--json", action="store_true", help="JSON output")
-    report = _add(commands, "report", "rollart_hpc.cli.report:report", "regenerate report.html and trace.json")
-    report.add_argument("run_dir", metavar="RUN_DIR")
+
+
+def _add_result_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    export = _add(commands, "export", "rollart_hpc.cli.export:export", "write a checkpoint as a Hugging Face directory")
+    export.add_argument("run_dir", metavar="RUN_DIR")
+    export.add_argument("directory", metavar="DIR", type=Path, help="must not exist")
+    export.add_argument("--step", type=int, metavar="N", help="of this step; default: the newest checkpoint")
+    export.add_argument("--adapters", action="store_true", help="only the adapters (LoRA), in the format of peft")
+    export.add_argument("--json", action="store_true", help="JSON output")
+    fork = _add(commands, "fork", "rollart_hpc.cli.fork:fork", "start a new run from a checkpoint of another one")
+    fork.add_argument("run_dir", metavar="RUN_DIR")
+    fork.add_argument("overrides", metavar="key=value", nargs="*", help="keys of the new run that differ")
+    fork.add_argument("--step", type=int, metavar="N", help="of this step; default: the newest checkpoint")
+    fork.add_argument("--to", metavar="DIR", help="directory of the new run; default: NAME-DATE-TIME in the run root")
+    fork.add_argument("--site", help="name of a site file, or a path; default: that of the other run")
+    fork.add_argument("--no-start", action="store_true", help="only make the directory; `resume` starts it")
+    fork.add_argument("--quiet", action="store_true", help="print problems and the result, but no progress")
+    evaluate = _add(commands, "eval", "rollart_hpc.cli.evaluate:evaluate", "play held-out seeds of tasks with a model")
+    evaluate.add_argument("source", metavar="RUN_DIR|MODEL_DIR")
+    evaluate.add_argument("tasks", metavar="TASK", nargs="*", help="names or files; default: all of the run; key=value")
+    evaluate.add_argument("--samples", type=int, default=1, metavar="K", help="plays of each seed, for pass@k (1)")
+    evaluate.add_argument("--seeds", type=int, default=128, metavar="N", help="held-out seeds of each task (128)")
+    evaluate.add_argument("--temperature", type=float, help="default: 0 (greedy), or 1 with several samples")
+    evaluate.add_argument("--step", type=int, metavar="N", help="of this step of a run; default: the newest checkpoint")
+    evaluate.add_argument("--site", help="name of a site file, or a path; default: that of the run")
+    evaluate.add_argument("--run-dir", help="run directory of the evaluation, must not exist")
+    evaluate.add_argument("--quiet", action="store_true", help="print the result, but no progress")
+    evaluate.add_argument("--json", action="store_true", help="JSON output")
+    evaluate.set_defaults(overrides=[])
 
 
 def _add_model_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     new = new_run(loaded, args.run_dir)
     with LiveScreen(new.run, quiet=args.quiet) as screen:
         result = launcher.start(new, screen)
-    return _tell(new.run, result)
+    return tell(new.run, result)
 
 
 def resume(args: argparse.Namespace) -> int:
@@ -43,10 +43,10 @@ def resume(args: argparse.Namespace) -> int:
         if proposal.change.keys:
             screen.say(proposal.change.as_text())
         result = launcher.resume(directory, proposal, screen)
-    return _tell(directory, result)
+    return tell(directory, result)
 
 
-def _tell(run: RunDir, result: Outcome | Handed) -> int:
+def tell(run: RunDir, result: Outcome | Handed) -> int:
     if isinstance(result, Handed):
         print(f"{result.title} submitted")
         next_commands(run)

@@ -56,9 +56,14 @@ TABLE = (
         "loss raft_pp uses rewards, not advantages",
     ),
     Idle(
-        ("validation.every", "validation.temperature"),
+        ("validation.every", "validation.temperature", "validation.samples"),
         lambda run, _: run.validation.plays == 0,
         "validation.plays is 0, so the run never validates",
+    ),
+    Idle(
+        ("validation.samples",),
+        lambda run, _: run.validation.plays > 0 and run.validation.temperature == 0,
+        "validation.temperature is 0, so all plays of a seed are the same",
     ),
     Idle(
         ("validation.every",),

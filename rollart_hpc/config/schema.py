@@ -128,6 +128,7 @@ class ValidationConfig:
     )
     plays: int = key(128, "trajectories per task in one validation, on held-out seeds; 0 = never validate", low=0)
     temperature: float = key(0.0, "sampling temperature in validations; 0 = greedy", low=0)
+    samples: int = key(1, "plays of each held-out seed; more than 1 for pass@k, with a temperature above 0", low=1)
 
 
 @dataclass

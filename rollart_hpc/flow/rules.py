@@ -48,6 +48,7 @@ class FlowRules:
     validation_plays: int = 0
     validation_every: int = 0
     validation_temperature: float = 0.0
+    validation_samples: int = 1
     checkpoint_every: int = 0
     save_tries: int = 5
     quarantine_after: int = 8
@@ -111,6 +112,7 @@ def rules_of(config: RunConfig) -> FlowRules:
         validation_plays=config.validation.plays,
         validation_every=config.validation.every,
         validation_temperature=config.validation.temperature,
+        validation_samples=config.validation.samples,
         checkpoint_every=config.checkpoint.every,
         save_tries=config.checkpoint.tries,
         quarantine_after=flow.quarantine_after,

@@ -82,7 +82,7 @@ class Validator:
                 id=f"a{attempt}.v{version}.{task}.{index}",
                 task=task,
                 purpose="validate",
-                seed=self.rules.env_seed("validate", task, index),
+                seed=self.rules.env_seed("validate", task, index // self.rules.validation_samples),
                 sample_seed=self.rules.sample_seed("validate", task, index, version),
             )
             for index in range(plays)

@@ -70,7 +70,7 @@ def propose(run: RunDir, overrides: Sequence[str]) -> Proposal:
         from rollart_hpc.config.load import change  # OmegaConf, which those who only read changes don't need
 
         new, warnings = change(old, overrides, f"resume {run.path}")
-    keys = _differences(old, new)
+    keys = differences(old, new)
     newest = run.newest_checkpoint()
     step = newest.step if newest else 0
     changed = {key: after for key, (_, after) in keys.items()}
@@ -104,7 +104,7 @@ def read_changes(run: RunDir) -> list[ConfigChange]:
     return found
 
 
-def _differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
+def differences(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
     before, after = flat(asdict(old)), flat(asdict(new))
     keys = [*before, *(key for key in after if key not in before)]
     pairs = ((key, (before.get(key), after.get(key))) for key in keys)

@@ -99,6 +99,13 @@ def merged(model: PreTrainedModel, named: Iterator[tuple[str, torch.Tensor]]) ->
         yield (f"{layer_name}.{kind}" if is_base else name), full
 
 
+def adapters(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """Full tensors with the names that peft gives them in a file."""
+    for name, tensor in model.named_parameters():
+        if is_adapter(name):
+            yield f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}", full_tensor(tensor)
+
+
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor gathered over ranks; may share memory with the live weights."""
     detached = tensor.detach()

@@ -101,6 +101,10 @@ class FsdpTrainer(StepTrainer):
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         return full_tensors(self._model, self._dtype)
 
+    def adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The trained adapters alone, with peft's names; empty without them."""
+        return lora.adapters(self._model)
+
     def _chosen_logprobs(self, micros: list[MicroBatch]) -> list[torch.Tensor]:
         chosen = [self._chosen_of(self._model, micro) for micro in micros]
         reshard(self._model)
