@@ -434,6 +434,7 @@ class Core:
             self._trained(group)
         self.version = event.version
         self.admission.is_due = True
+        self._choose_pools()
         self.mix.forget_before(max(self.saved_version, 0))  # a restore goes back that far
         self._look_at_ages()
         if event.is_skipped:
@@ -441,6 +442,12 @@ class Core:
         every = self.rules.checkpoint_every
         if self.draining or self.failed_saves or (every and self.version % every == 0):
             self._save()
+
+    def _choose_pools(self) -> None:
+        engines = {name: len(pool.engines) for name, pool in self.router.pools.items()}
+        for change in self.router.affinity.look(self.version, engines, self.mix.tasks):
+            what = f"{change.after} instead of {change.before}: {change.reason}"
+            self._emit(ev.Warn(EventKind.AFFINITY, change.task, what))
 
     def _tell_of_skipped_update(self) -> None:
         count, limit = self._skipped_updates, self.rules.max_skipped_updates
@@ -608,6 +615,7 @@ class Core:
         self.tally.restore(saved["tally"])
         self.mix.restore(saved["mix"], [name for name, task in self.tally.tasks.items() if task.quarantined])
         self.validator.restore(saved["validations"])
+        self.router.affinity.restore(saved.get("affinity", {}))
         for name, task in self.tally.tasks.items():
             if task.quarantined:
                 self.admission.expect(name)

@@ -18,11 +18,15 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from rollart_hpc import descriptors
+from rollart_hpc.config.automatic import automatic_tasks
+from rollart_hpc.config.resolved import read_site
+from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import RollartError
+from rollart_hpc.estimate.pools import engine_figures
 from rollart_hpc.files import write_json
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
-from rollart_hpc.flow.rules import rules_of
+from rollart_hpc.flow.rules import FlowRules, rules_of
 from rollart_hpc.model_files import vocabulary_size
 from rollart_hpc.processes.lifetime import raise_file_limit
 from rollart_hpc.processes.memory import keep_freed_memory
@@ -57,7 +61,7 @@ class Controller:
         saved, damage = None, list[str]()
         if start.checkpoint:
             saved, damage = checkpoints.load_newest(start.run, start.checkpoint, self.payloads)
-        self.core = Core(rules_of(start.config), start.attempt, saved)
+        self.core = Core(_rules(start.config, start.run), start.attempt, saved)
         self.payloads.keep_only(self.core.trajectories.all)
         self.checks = Checks(self.core, self.payloads, vocabulary_size(start.run.model))
         self.hub = listen(address_of(start.control), start.ports, keys.load_server(start.run.keys(start.attempt)))
@@ -330,6 +334,12 @@ class Controller:
                 self.members.handle(name, message)
         self.journal.close()
         self.hub.close()
+
+
+def _rules(config: RunConfig, run: RunDir) -> FlowRules:
+    if not automatic_tasks(config):
+        return rules_of(config)
+    return rules_of(config, engine_figures(config, read_site(run.site), run.model))
 
 
 def _announce(start: Start, controller: Controller) -> None:
