@@ -195,6 +195,9 @@ class RunDir:
     def trace_part(self, attempt: int, name: str) -> Path:
         return trace_file(self.traces(attempt), name)
 
+    def recording(self, attempt: int) -> Path:
+        return self.attempt_dir(attempt) / "events.rec"
+
     def keys(self, attempt: int) -> Path:
         return self.path / "keys" / f"attempt_{attempt}"
 

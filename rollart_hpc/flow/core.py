@@ -17,6 +17,7 @@ Who waits for what:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rollart_hpc.flow import events as ev
@@ -49,6 +50,7 @@ class Core:
         self.attempt = attempt
         self.version = 0  # the trainer's: steps committed
         self.stopped: RunState | None = None
+        self.tap: Callable[[ev.Event, list[ev.Command]], None] | None = None  # sees all events and their commands
         self.draining = ""
         self.saving: int | None = None
         self.saved_version = -1
@@ -111,6 +113,8 @@ class Core:
         if not self.stopped:
             self._advance()
         out, self._out = self._out, []
+        if self.tap is not None:
+            self.tap(event, out)
         return out
 
     @property

@@ -34,6 +34,7 @@ from rollart_hpc.roles import checkpoints
 from rollart_hpc.roles.checks import Checks, Forged, Malformed, failure_of
 from rollart_hpc.roles.journal import Journal
 from rollart_hpc.roles.payloads import TRANSCRIPT, Payloads, chunk_frames
+from rollart_hpc.roles.recording import Recorder
 from rollart_hpc.roles.start import Start, run_role
 from rollart_hpc.roles.translate import event_of, message_of
 from rollart_hpc.rundir import RunDir
@@ -62,6 +63,9 @@ class Controller:
         if start.checkpoint:
             saved, damage = checkpoints.load_newest(start.run, start.checkpoint, self.payloads)
         self.core = Core(_rules(start.config, start.run), start.attempt, saved)
+        self._recorder: Recorder | None = None
+        if limit := start.config.observe.record_bytes:
+            self._recorder = Recorder(start.run.recording(start.attempt), self.core, saved, limit)
         self.payloads.keep_only(self.core.trajectories.all)
         self.checks = Checks(self.core, self.payloads, vocabulary_size(start.run.model))
         self.hub = listen(address_of(start.control), start.ports, keys.load_server(start.run.keys(start.attempt)))
@@ -199,6 +203,8 @@ class Controller:
             self._told_s = now
             self._tell_progress()
             self._send_forgets()
+            if self._recorder is not None:
+                self._recorder.flush()
 
     def _tell_progress(self) -> None:
         """Tell the supervisor (watchdog, elastic scaling), if something has changed."""
@@ -334,6 +340,8 @@ class Controller:
                 self.members.handle(name, message)
         self.journal.close()
         self.hub.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
 
 def _rules(config: RunConfig, run: RunDir) -> FlowRules:

@@ -8,6 +8,8 @@ import stat
 import pytest
 
 from rollart_hpc.observe import ledger
+from rollart_hpc.roles.recording import replay
+from rollart_hpc.rundir import RunDir
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +23,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_run_trains_all_its_steps_and_leaves_nothing_running(run):
-    run.start()
+    run.start("observe.record_bytes=100000000")
     run.until_step(2)
     pids = run.pids()
     output = run.wait()
@@ -56,6 +58,8 @@ def test_a_run_trains_all_its_steps_and_leaves_nothing_running(run):
     assert first["each"]["seed"] == last["each"]["seed"] and len(set(first["each"]["seed"])) == first["plays"] == 4
     assert sum(last["each"]["reward"]) / 4 == pytest.approx(last["reward"])
     check_private(run.directory)
+    replayed = replay(RunDir(run.directory).recording(1))
+    assert replayed.version == 4 and replayed.commands > 100
 
 
 def check_private(directory):
