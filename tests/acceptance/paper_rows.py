@@ -32,7 +32,7 @@ SEQUENCE = ("sync", "sync_plus", "one_off", "areal")
 
 
 def all_rows() -> list[Row]:
-    return [*_micro(), *_ladder(), *_affinity(), *_batched(), *_redundancy(), *_weights(), *_alpha(), *_split()]
+    return [*_micro(), *_ladder(), *_affinity(), *_redundancy(), *_weights(), *_split(), *_batched(), *_alpha()]
 
 
 def baseline(model: str, mode: str) -> Setting:
@@ -90,7 +90,8 @@ def _micro() -> Iterator[Row]:
 def _batched() -> Iterator[Row]:
     table, reason = "trajectories over batched environments", "the paper's includes training, whose share is not given"
     for spread, figure in SPREADS.items():
-        free = Setting(mode="sync_plus", h800=96, tasks=("frozenlake",), latency=(10.0, float(spread)), is_rollout=True)
+        latency = 10.0, float(spread)
+        free = Setting(mode="sync_plus", h800=32, tasks=("frozenlake",), groups=16, latency=latency, is_rollout=True)
         batched = replace(free, mode="sync")
         yield Row(table, f"turns of N(10, {spread}) s", figure, figure, batched, free, MODELS[0], reason)
 
