@@ -253,6 +253,7 @@ class Controlled:
 
     def _on_Generate(self, proc: Proc, m: ms.Generate, frames: Any) -> None:
         began = proc.installed
+        assert all(len(frame) % 4 == 0 for frame in frames), "an engine can't read these tokens"
         if not m.full and self.random.random() < 0.05:
             self.say(proc, 0.01, ms.PrefixMissing(m.request))
             return
