@@ -43,11 +43,11 @@ TEXTS = [
     "compute",
 ]
 SIZES = [0, 1, 3, 4, 8, 16, 17, 64]
-RUNS_PER_WORLD = 200_000
+RUNS_PER_WORLD = 20_000
 TICK_EVERY, TICK_S = 10, 4.0  # ticks further apart than 5 s blame nobody
 TICKS = 5  # of the core, for each of the controller
 ANSWERS = [0, 0, 1, 1, 2, 4]  # of honest workers, after a mutated message
-RARE = 0.05
+RARE = 0.1
 # What honest workers seldom or never say. Without Drain and TrainerAttempt: the controller obeys, and the world ends.
 SELDOM: list[tuple[str, ms.Message]] = [
     *((name, ms.Hello(cast[0], name, *cast[1:], __version__, 1, "1", 1)) for name, cast in CAST.items()),
@@ -86,10 +86,11 @@ class Fuzzer:
     def _build(self) -> StubRun:
         self._stack.close()
         path = self._directory / f"world-{self.findings.worlds % 2}"
+        transport = "direct" if self.findings.worlds % 2 else "staged"
         shutil.rmtree(path, ignore_errors=True)
         self.findings.worlds += 1
         self._sent_here = 0
-        world = self._stack.enter_context(stub_run(path, quarantine_after=1_000_000))
+        world = self._stack.enter_context(stub_run(path, quarantine_after=1_000_000, transport=transport))
         world.controller.members._clock = lambda: world.now
         return world
 
@@ -178,7 +179,7 @@ class Fuzzer:
             if name == "request" and core.trajectories.requests and rng.random() < 0.7:
                 return next(iter(core.trajectories.requests))
             near = [now, now + 1, max(0, now - 1), *SMALL]
-            return rng.choice(near if rng.random() < 0.75 else INTS)
+            return rng.choice(near if rng.random() < 0.6 else INTS)
         if isinstance(now, float):
             return rng.random() if rng.random() < 0.6 else rng.choice(FLOATS)
         if isinstance(now, str):
