@@ -100,6 +100,24 @@ def _fuzz(figures: Figures) -> list[str]:
     return [*_head("Mutated messages", "fuzz"), *table(["", ""], rows)]
 
 
+def _trust(f: Figures) -> list[str]:
+    rows = [
+        [f"{checks[key]:,.0f}" for key in ("turns_per_s", "cpu_us_per_turn")]
+        + [f"{trusts[key]:,.0f}" for key in ("turns_per_s", "cpu_us_per_turn")]
+        for checks, trusts in f["pairs"]
+    ]
+    head = ["turns/s", "controller CPU us per turn", "turns/s without checks", "CPU us without checks"]
+    return [
+        *_head("What the checks of messages cost", "trust"),
+        f"Pairs of `rollart-hpc bench hub --engines {f['engines']} --slots {f['slots']} --seconds {f['seconds']}`, one "
+        "after the other: the controller as it is, and a copy without roles, bounds of types and sizes, and without "
+        f"`roles/checks.py`. Median ratio of turns/s {f['ratios']['turns_per_s']:.3f} (asked for: at least 0.95), of "
+        f"CPU per turn {f['ratios']['cpu_us_per_turn']:.3f}.",
+        "",
+        *table(head, rows),
+    ]
+
+
 def _strangers(f: Figures) -> list[str]:
     rows = [
         [
@@ -185,6 +203,7 @@ SECTIONS = {
     "faults": _faults,
     "mutants": _mutants,
     "fuzz": _fuzz,
+    "trust": _trust,
     "strangers": _strangers,
     "sick": _sick,
     "chaos": _chaos,

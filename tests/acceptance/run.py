@@ -14,8 +14,9 @@ python tests/acceptance/run.py sick         # this and the next ones write parts
 python tests/acceptance/run.py strangers    # 5 minutes
 python tests/acceptance/run.py chaos        # 12 minutes; needs root: it starts a development cluster
 python tests/acceptance/run.py faults       # an hour
-python tests/acceptance/run.py mutants      # 10 minutes
+python tests/acceptance/run.py mutants      # 15 minutes
 python tests/acceptance/run.py fuzz         # less than an hour
+python tests/acceptance/run.py trust        # 5 minutes
 python tests/acceptance/run.py soak         # an hour
 python tests/acceptance/run.py reliability  # renders reliability.md from what its parts have stored
 
@@ -51,6 +52,7 @@ from tests.acceptance.slurm import slurm
 from tests.acceptance.smollm2 import smollm2
 from tests.acceptance.soak import soak
 from tests.acceptance.strangers import strangers
+from tests.acceptance.trust import trust
 
 
 def main() -> int:
@@ -88,6 +90,7 @@ def main() -> int:
             "mutants": mutants,
             "fuzz": lambda: fuzz(args.messages),
             "sick": lambda: sick(keep, args.window_s),
+            "trust": trust,
             "strangers": lambda: strangers(keep, args.window_s / 2),
             "chaos": lambda: chaos(keep, args.chaos_for),
             "soak": lambda: soak(keep, args.soak_s),
