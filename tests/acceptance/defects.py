@@ -52,8 +52,6 @@ DRIVEN = (
            "Name = Annotated[str, Meta(max_length=255)]", "Name = str"),
     Mutant("a trainer joins as an attempt that nobody announced", "controller", CHECKS,
            "if hello.attempt > self.trainer_attempt:", "if False:"),
-    Mutant("a step that was not sent is committed", "controller", CHECKS,
-           "if m.version != core.version + 1 or m.step != core.version or not core.batches.is_closed:", "if False:"),
     Mutant("an answer may name another trajectory", "controller", CHECKS,
            "        if trajectory.id != m.trajectory:\n            raise Malformed(f\"request {m.request} is about "
            "{trajectory.id}, not {m.trajectory}\")\n        if len(frames)", "        if len(frames)"),
@@ -78,6 +76,9 @@ DRIVEN = (
 
 ASIDE, CRASHES = "tests/flow/test_core_aside.py::", "tests/roles/test_checkpoint_crashes.py::"
 TESTED = (
+    Mutant("a step that was not asked for is committed", "tests/roles/test_checks.py::test_a_step_that_was_not_asked_"
+           "for_can_not_enter_the_ledger", CHECKS,
+           "if m.version != core.version + 1 or m.step != core.version or not core.batches.is_closed:", "if False:"),
     Mutant("strangers keep their connections", "tests/wire/test_flood.py", "wire/hub.py",
            "router.handshake_ivl = HANDSHAKE_MS", "router.handshake_ivl = 0"),
     Mutant("no reserve of descriptors", "tests/wire/test_flood.py", "wire/gate.py",

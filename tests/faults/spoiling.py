@@ -104,9 +104,11 @@ class Spoiler:
             world.take(identity_of(proc.name, str(proc.life)), proc.role, [ms.encode(message), *frames])
             return
         if rng.random() < 0.1:  # somebody has the trainer's key
+            attempt, ahead_by = rng.choice([(0, 5), (1, 0), (1, 5)])
             ahead = ms.Hello(
-                "trainer", "trainer-9", "n", "", 1, __version__, world.serving, "1", 1, version=version + 5
-            )
+                "trainer", "trainer-9", "n", "", 1, __version__, world.serving + attempt, "1", 1,
+                version=version + ahead_by,
+            )  # fmt: skip
             world.take(identity_of("trainer-9", "1"), "trainer", [ms.encode(ahead)])
             return
         message = rng.choice(lies)
