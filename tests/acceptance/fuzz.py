@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import tempfile
@@ -24,6 +25,7 @@ def fuzz(number: int = 10_000_000, seconds: float = 3500.0, seed: int = 1) -> bo
     with tempfile.TemporaryDirectory(prefix="rollart-fuzz-", dir="/dev/shm") as directory:
         fuzzer = Fuzzer(Path(directory), seed)
         found = fuzzer.findings
+        gc.freeze()  # as the controller's own main does: it collects garbage at every checkpoint
         while found.sent < number and time.monotonic() < began_s + seconds:
             fuzzer.run(min(CHUNK, number - found.sent))
             figures = figures_of(found, seed, time.monotonic() - began_s)

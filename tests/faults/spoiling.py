@@ -68,8 +68,10 @@ class Spoiler:
             case ms.Ended():
                 many = replace(message, sample_lengths=[10**6])
                 newer = [frames[0], *frames[1:3], arrays([10**9] * (len(frames[3]) // 4))[2]]
+                older = [frames[0], *frames[1:3], arrays([0] * (len(frames[3]) // 4))[2]]
                 return rng.choice([(message, []), (many, frames), (replace(message, sample_lengths=[]), frames),
-                                   (message, newer), (replace(message, status="\0odd"), frames)])  # fmt: skip
+                                   (message, newer), (message, older),
+                                   (replace(message, status="\0odd"), frames)])  # fmt: skip
             case ms.TurnWanted():
                 return rng.choice([(message, [b"abc"]), (message, []), (message, [*frames, b""])])
             case ms.Scored():
