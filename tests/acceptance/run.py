@@ -17,6 +17,7 @@ python tests/acceptance/run.py faults       # an hour
 python tests/acceptance/run.py mutants      # 10 minutes
 python tests/acceptance/run.py fuzz         # less than an hour
 python tests/acceptance/run.py soak         # an hour
+python tests/acceptance/run.py offpolicy    # 2 hours; goes on where it was stopped
 python tests/acceptance/run.py reliability  # renders reliability.md from what its parts have stored
 
 `make acceptance-PART` does the same.
@@ -43,6 +44,7 @@ from tests.acceptance.hub import hub
 from tests.acceptance.jobs import jobs
 from tests.acceptance.modes import modes
 from tests.acceptance.mutants import mutants
+from tests.acceptance.offpolicy import offpolicy
 from tests.acceptance.quickstart import quickstart
 from tests.acceptance.reliability import render
 from tests.acceptance.scale import scale
@@ -69,6 +71,7 @@ def main() -> int:
     parser.add_argument("--faults-s", type=float, default=3600.0, help="faults: how long")
     parser.add_argument("--cores", type=int, default=1, help="faults: processes")
     parser.add_argument("--messages", type=int, default=10_000_000, help="fuzz: how many")
+    parser.add_argument("--study-s", type=float, default=86400.0, help="offpolicy: begin no training later")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that clusters and runs end too
     with tempfile.TemporaryDirectory() as scratch:
@@ -91,6 +94,7 @@ def main() -> int:
             "strangers": lambda: strangers(keep, args.window_s / 2),
             "chaos": lambda: chaos(keep, args.chaos_for),
             "soak": lambda: soak(keep, args.soak_s),
+            "offpolicy": lambda: offpolicy(args.seeds[:3], keep, args.study_s),
             "reliability": lambda: render() is None,
         }
         unknown = set(args.parts) - set(parts)
