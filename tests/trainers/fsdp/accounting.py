@@ -75,5 +75,6 @@ def _micro(tokens: int) -> MicroBatch:
     whole, some = torch.zeros(1, tokens, dtype=torch.long), torch.zeros(tokens)
     return MicroBatch(
         ids=whole, positions=whole, lengths=[tokens // 4] * 4, keep=whole[0], targets=whole[0], behaviour=some,
-        versions=some.int(), advantages=some, weights=some,
+        versions=some.int(), advantages=some, weights=some, rewards=some, samples=whole[0], turns=whole[0],
+        num_turns=1,
     )  # fmt: skip
