@@ -4,6 +4,7 @@ python tests/acceptance/run.py quickstart [--seeds 0 1 2 3 4]
 python tests/acceptance/run.py modes
 python tests/acceptance/run.py slurm        # needs root on Debian or Ubuntu: it starts a development cluster
 python tests/acceptance/run.py jobs         # likewise
+python tests/acceptance/run.py before       # likewise; needs the history of the repository
 python tests/acceptance/run.py backends     # likewise
 python tests/acceptance/run.py scale        # likewise, with 200 nodes: 12 GB of memory
 python tests/acceptance/run.py smollm2
@@ -36,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.acceptance.against_ray import against_ray
 from tests.acceptance.backends import backends
+from tests.acceptance.before import before
 from tests.acceptance.benches import benches
 from tests.acceptance.chaos import chaos
 from tests.acceptance.faults import faults
@@ -66,6 +68,7 @@ def main() -> int:
         default=120.0,
         help="sick, strangers: length of a window of turns/s; the latter uses half of it",
     )
+    parser.add_argument("--pairs", type=int, default=4, help="before: how often each is run")
     parser.add_argument("--chaos-for", default="10m", help="chaos: how long")
     parser.add_argument("--soak-s", type=float, default=3600.0, help="soak: how long")
     parser.add_argument("--faults-s", type=float, default=3600.0, help="faults: how long")
@@ -81,6 +84,7 @@ def main() -> int:
             "modes": modes,
             "slurm": lambda: slurm(keep),
             "jobs": lambda: jobs(keep),
+            "before": lambda: before(keep, args.pairs),
             "backends": lambda: backends(keep),
             "scale": lambda: scale(keep),
             "smollm2": lambda: smollm2(keep),
