@@ -120,6 +120,9 @@ class HardwareClass(Options):
     )
     tflops: float = key(0.0, "dense BF16 TFLOPS per GPU; 0 = that of `gpu`", low=0)
     bandwidth_tb_s: float = key(0.0, "memory bandwidth per GPU, in TB/s; 0 = that of `gpu`", low=0)
+    nvlink_gb_s: float = key(
+        0.0, "NVLink bandwidth per GPU, both directions, in GB/s; 0 = that of `gpu`, or PCIe", low=0
+    )
     cost: float = key(0.0, "cost per GPU-hour, or per node-hour without GPUs, in any unit; 0 = that of `gpu`", low=0)
 
 
@@ -196,6 +199,7 @@ class SiteConfig(Options):
             memory_gb=own.gpu_memory_gb or known.memory_gb,
             bandwidth_tb_s=own.bandwidth_tb_s or known.bandwidth_tb_s,
             cost=own.cost or known.cost,
+            nvlink_gb_s=own.nvlink_gb_s or known.nvlink_gb_s,
         )
 
 

@@ -1,6 +1,6 @@
 """Whether a run fits into the memory of its GPUs, hosts and shared memory, before it is submitted. Starts nothing.
 
-`launch.memory` counts bytes; this module compares them with the classes of a site, and finds what would fit instead.
+`estimate.memory` counts bytes; this module compares them with the classes of a site, and finds what would fit instead.
 A class whose GPU memory is unknown is shown without a verdict.
 """
 
@@ -17,12 +17,13 @@ from rollart_hpc.config.pools import engine_of
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import ConfigError
-from rollart_hpc.launch.memory import (
+from rollart_hpc.estimate.memory import (
     ITEM_BYTES,
     EngineSize,
     Parts,
     TrainerSize,
     engine_parts,
+    kv_capacity,
     kv_token_bytes,
     relay_bytes,
     trainer_parts,
@@ -151,7 +152,7 @@ def _engines(config: RunConfig, site: SiteConfig, plan: Plan, shape: ModelShape)
             tokens, room = int(parts["KV"] / per_token), has * USABLE
         else:
             room = has * share
-            tokens = max(0, int((room - sum(parts.values())) / per_token))
+            tokens = kv_capacity(shape, size, room)
             parts["KV"] = max(longest, tokens) * per_token  # at least one trajectory must fit
         needs = sum(parts.values())
         note = f"KV of {tokens} tokens: {tokens / longest:.3g} trajectories of {longest}" if has else ""

@@ -440,6 +440,7 @@ class Supervisor:
             for child, code in self._crew.end(there):
                 self._watchdog.excuse(child.proc)
                 self._tell(Exited(child.name, child.order.incarnation, code))
+            self._place.release(change.node)
 
     def _on(self, node: str) -> list[Child]:
         return [child for child in self._crew.all() if child.proc.node == node]

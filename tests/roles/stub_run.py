@@ -80,9 +80,7 @@ def record(version: int, tokens: int = TOKENS) -> list[bytes]:
 
 
 class StubRun:
-    def __init__(
-        self, path: Path, vocabulary: int = 100, quarantine_after: int = 8, transport: str = "staged"
-    ) -> None:
+    def __init__(self, path: Path, vocabulary: int = 100, quarantine_after: int = 8, transport: str = "staged") -> None:
         self.run = RunDir(path).create()
         make_keys(self.run.keys(self.run.begin_attempt()))
         config = RunConfig(name="stub", steps=1_000_000, tasks={"a": TaskConfig(name="a")})

@@ -8,6 +8,7 @@ import stat
 import pytest
 
 from rollart_hpc.observe import ledger
+from tests.runs import home
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +57,9 @@ def test_a_run_trains_all_its_steps_and_leaves_nothing_running(run):
     assert first["each"]["seed"] == last["each"]["seed"] and len(set(first["each"]["seed"])) == first["plays"] == 4
     assert sum(last["each"]["reward"]) / 4 == pytest.approx(last["reward"])
     check_private(run.directory)
+    home.check_export(run)
+    home.check_eval(run)
+    home.check_fork(run, step=2)
 
 
 def check_private(directory):

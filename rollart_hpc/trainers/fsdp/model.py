@@ -1,4 +1,4 @@
-"""A sharded transformers causal LM. Owns loading, FSDP2 and the forward to scores of tokens; knows no loss.
+"""A sharded transformers causal LM. Owns FSDP2 and the forward to scores of tokens; knows no loss.
 
 Every rank's shard is float32; a single rank has nothing to shard and keeps the plain model. With dtype bfloat16, FSDP
 (used even for one rank) computes and exports in bfloat16, while gradients are reduced and the optimizer runs in
@@ -16,13 +16,11 @@ import torch
 from torch.distributed._composable.checkpoint_activation import checkpoint as recompute
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
+from transformers import PreTrainedModel
 
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.errors import SiteError
-from rollart_hpc.trainers import attention
 from rollart_hpc.trainers.fsdp import lora
+from rollart_hpc.trainers.fsdp.loading import blank, fill, named_tensors
 from rollart_hpc.trainers.fsdp.logprobs import check_head, head_of, scores_of
 from rollart_hpc.trainers.packing import MicroBatch, pack
 from rollart_hpc.trainers.world import World
@@ -30,38 +28,26 @@ from rollart_hpc.trainers.world import World
 
 def load_trained(directory: Path, world: World, config: RunConfig) -> PreTrainedModel:
     """Loads the model to train."""
-    model = _load(directory)
+    model = blank(directory)
     if config.trainer.lora.rank:
         lora.add_adapters(model, config.trainer.lora, config.seed)
     if config.trainer.activation_checkpointing:
         for layer in _layers(model):
             recompute(layer)
-    return _placed(model, world, config)
+    return _placed(model, directory, world, config)
 
 
 def load_reference(directory: Path, world: World, config: RunConfig) -> PreTrainedModel:
-    return _placed(_load(directory).requires_grad_(False), world, config)
+    return _placed(blank(directory).requires_grad_(False), directory, world, config)
 
 
-def _load(directory: Path) -> PreTrainedModel:
-    """The model of a Hugging Face directory, without dropout."""
-    disable_progress_bar()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, attn_implementation=attention.register(), local_files_only=True
-        )
-    except (OSError, ValueError, KeyError) as error:
-        what = str(error).splitlines()[0][:300]
-        raise SiteError(f"can't train {directory}: {what}", "check model.path") from None
-    return model.eval()
-
-
-def _placed(model: PreTrainedModel, world: World, config: RunConfig) -> PreTrainedModel:
+def _placed(model: PreTrainedModel, directory: Path, world: World, config: RunConfig) -> PreTrainedModel:
     """Puts the model on the ranks' devices and runs one forward: an untrainable model fails before anything starts."""
     dtype = getattr(torch, config.trainer.dtype)
     if world.size > 1 or dtype != torch.float32:
         _shard(model, world, dtype)
-    else:
+    fill(model, directory, world.device)
+    if not is_sharded(model):
         model.to(world.device)
     _make_scorable(model)
     _try_out(model, pack([], [], world.device))
@@ -136,13 +122,6 @@ def _inputs(micro: MicroBatch) -> dict[str, Any]:
         "use_cache": False,
         "sample_lengths": micro.lengths,
     }
-
-
-def named_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors of the model with Hugging Face names: parameters (tied ones once) and persistent buffers."""
-    yield from model.named_parameters()
-    kept = model.state_dict().keys()
-    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
 
 
 def full_tensors(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from rollart_hpc.config.model_shape import ModelShape
-from rollart_hpc.launch.memory import TrainerSize
+from rollart_hpc.estimate.memory import TrainerSize
 from rollart_hpc.trainers import attention
 from rollart_hpc.trainers.fsdp import model as models
 from rollart_hpc.trainers.packing import MicroBatch
@@ -75,5 +75,6 @@ def _micro(tokens: int) -> MicroBatch:
     whole, some = torch.zeros(1, tokens, dtype=torch.long), torch.zeros(tokens)
     return MicroBatch(
         ids=whole, positions=whole, lengths=[tokens // 4] * 4, keep=whole[0], targets=whole[0], behaviour=some,
-        versions=some.int(), advantages=some, weights=some,
+        versions=some.int(), advantages=some, weights=some, rewards=some, samples=whole[0], turns=whole[0],
+        num_turns=1,
     )  # fmt: skip
