@@ -14,7 +14,7 @@ import shutil
 import traceback
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -72,6 +72,10 @@ class Findings:
     refused: Counter[str] = field(default_factory=Counter)
     stray: Counter[str] = field(default_factory=Counter)
     steps: int = 0  # trained meanwhile
+
+    def add(self, other: Findings) -> None:
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 class Fuzzer:
