@@ -51,7 +51,8 @@ DRIVEN = (
     Mutant("names of any length", "controller", "wire/messages.py",
            "Name = Annotated[str, Meta(max_length=255)]", "Name = str"),
     Mutant("a trainer joins as an attempt that nobody announced", "controller", CHECKS,
-           "if hello.attempt > self.trainer_attempt:", "if False:"),
+           "    def judge(self, hello: ms.Hello) -> str:\n", "    def judge(self, hello: ms.Hello) -> str:\n"
+           "        self.trainer_attempt = max(self.trainer_attempt, hello.attempt)\n"),
     Mutant("an answer may name another trajectory", "controller", CHECKS,
            "        if trajectory.id != m.trajectory:\n            raise Malformed(f\"request {m.request} is about "
            "{trajectory.id}, not {m.trajectory}\")\n        if len(frames)", "        if len(frames)"),
