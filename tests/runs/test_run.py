@@ -22,7 +22,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_run_trains_all_its_steps_and_leaves_nothing_running(run):
-    run.start()
+    run.start("observe.transcript_tokens=1")
     run.until_step(2)
     pids = run.pids()
     output = run.wait()
@@ -57,7 +57,8 @@ def test_a_run_trains_all_its_steps_and_leaves_nothing_running(run):
     assert first["each"]["seed"] == last["each"]["seed"] and len(set(first["each"]["seed"])) == first["plays"] == 4
     assert sum(last["each"]["reward"]) / 4 == pytest.approx(last["reward"])
     check_private(run.directory)
-    home.check_export(run)
+    home.check_transcripts(run)
+    home.check_logprobs(run, home.check_export(run), version=4)
     home.check_eval(run)
     home.check_fork(run, step=2)
 
