@@ -154,7 +154,7 @@ def _engines(config: RunConfig, site: SiteConfig, plan: Plan, shape: ModelShape)
     kinds = {(proc.pool, proc.hardware): proc for proc in plan.of("engine") if proc.needs.gpus}
     for (pool, hardware), proc in kinds.items():
         has = site.gpu(hardware).memory_gb * GB
-        size, share = _engine_size(config, pool, proc.needs.gpus)
+        size, share = engine_size(config, pool, proc.needs.gpus)
         parts = engine_parts(shape, size)
         per_token, longest = kv_token_bytes(shape, size), max(1, _longest(config))
         if share is None:
@@ -171,7 +171,7 @@ def _engines(config: RunConfig, site: SiteConfig, plan: Plan, shape: ModelShape)
         yield _judged(row, f"pools.{pool}", advise, room)
 
 
-def _engine_size(config: RunConfig, pool: str, gpus: int) -> tuple[EngineSize, float | None]:
+def engine_size(config: RunConfig, pool: str, gpus: int) -> tuple[EngineSize, float | None]:
     """And the share of a GPU that it fills; None if it makes room for `kv_slots` trajectories instead."""
     engine = engine_of(config, pool)
     size = EngineSize(gpus, ITEM_BYTES[engine.dtype], engine.max_prefill_tokens, engine.max_running)

@@ -19,7 +19,7 @@ from rollart_hpc.errors import SiteError
 from rollart_hpc.files import append_line, mend
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
-from rollart_hpc.flow.state import TaskTally, Trajectory
+from rollart_hpc.flow.state import TaskTally
 from rollart_hpc.observe import ledger, metrics
 from rollart_hpc.observe.metrics import Board, MetricsLog
 from rollart_hpc.observe.status import (
@@ -35,6 +35,7 @@ from rollart_hpc.observe.status import (
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.roles.kv_use import KvUse
 from rollart_hpc.roles.roll import Roll
+from rollart_hpc.roles.step_line import means_of, staleness_of
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import EventKind, LineKind, ProcessState, RunState
 from rollart_hpc.wire import messages as ms
@@ -133,8 +134,8 @@ class Journal:
             "train_s": commit.train_s,
             "tokens": tokens - self._last_tokens,
             "tokens_per_s": self._tokens_per_s,
-            "staleness": {str(k): v for k, v in sorted(_staleness(record).items())},
-            **_means(record),
+            "staleness": {str(k): v for k, v in sorted(staleness_of(record).items())},
+            **means_of(record),
             "spent_s": dict(self._spent_s),
             "kv_used": self._kv.take_peaks(),
             "metrics": commit.metrics,
@@ -322,22 +323,6 @@ class Journal:
 
 def _columns(rows: list[tuple[Any, ...]], *names: str) -> dict[str, list[Any]]:
     return {name: [row[i] for row in rows] for i, name in enumerate(names)}
-
-
-def _staleness(record: ev.RecordStep) -> Counter[int]:
-    step = record.version - 1
-    return Counter(step - member.first_version for group in record.groups for member in group.members)
-
-
-def _means(record: ev.RecordStep) -> dict[str, dict[str, float]]:
-    played: defaultdict[str, list[Trajectory]] = defaultdict(list)
-    for group in record.groups:
-        played[group.task] += group.members
-    return {
-        "reward": {task: sum(t.reward for t in plays) / len(plays) for task, plays in played.items()},
-        "success": {task: sum(t.success for t in plays) / len(plays) for task, plays in played.items()},
-        "turns": {task: sum(t.turn for t in plays) / len(plays) for task, plays in played.items()},
-    }
 
 
 def _earlier_roll(run: RunDir) -> Roll:

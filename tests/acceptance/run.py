@@ -10,6 +10,7 @@ python tests/acceptance/run.py scale        # likewise, with 200 nodes: 12 GB of
 python tests/acceptance/run.py smollm2
 python tests/acceptance/run.py benches
 python tests/acceptance/run.py hub
+python tests/acceptance/run.py paper        # simulated: every row of the paper's tables
 python tests/acceptance/run.py ray          # installs Ray into an environment of its own
 python tests/acceptance/run.py sick         # this and the next ones write parts of reliability.md; 15 minutes
 python tests/acceptance/run.py strangers    # 5 minutes
@@ -48,6 +49,7 @@ from tests.acceptance.jobs import jobs
 from tests.acceptance.modes import modes
 from tests.acceptance.mutants import mutants
 from tests.acceptance.offpolicy import offpolicy
+from tests.acceptance.paper import paper
 from tests.acceptance.quickstart import quickstart
 from tests.acceptance.reliability import render
 from tests.acceptance.scale import scale
@@ -77,6 +79,7 @@ def main() -> int:
     parser.add_argument("--cores", type=int, default=1, help="faults, fuzz: processes")
     parser.add_argument("--messages", type=int, default=10_000_000, help="fuzz: how many")
     parser.add_argument("--study-s", type=float, default=86400.0, help="offpolicy: begin no training later")
+    parser.add_argument("--resume", action="store_true", help="paper: keep the cases that paper.json has")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that clusters and runs end too
     with tempfile.TemporaryDirectory() as scratch:
@@ -92,6 +95,7 @@ def main() -> int:
             "smollm2": lambda: smollm2(keep),
             "benches": lambda: benches(keep),
             "hub": hub,
+            "paper": lambda: paper(args.resume),
             "ray": lambda: against_ray(keep),
             "faults": lambda: faults(args.faults_s, args.cores),
             "mutants": mutants,
