@@ -146,6 +146,12 @@ def _add_run_dir_commands(commands: argparse._SubParsersAction[argparse.Argument
     join.add_argument("--idle-s", type=float, help="reward workers: leave after this many idle seconds")
     join.add_argument("--live-s", type=float, help="reward workers: leave after this many seconds, busy or not")
     _add_chaos(commands)
+    replay = _add(
+        commands, "replay", "rollart_hpc.cli.replay:replay", "feed a recorded run to a fresh core and compare"
+    )
+    replay.add_argument("run_dir", metavar="RUN_DIR", help="of a run with observe.record_bytes above 0")
+    replay.add_argument("--attempt", type=int, metavar="N", help="default: all that were recorded")
+    replay.add_argument("--json", action="store_true", help="JSON output")
     report = _add(commands, "report", "rollart_hpc.cli.report:report", "regenerate report.html and trace.json")
     report.add_argument("run_dir", metavar="RUN_DIR")
 

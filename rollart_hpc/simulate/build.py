@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollart_hpc.config.check import nearest
+from rollart_hpc.config.launchers import is_cluster
 from rollart_hpc.config.model_shape import ModelShape, read_shape
 from rollart_hpc.config.pools import engine_of
 from rollart_hpc.config.schema import RunConfig
@@ -115,7 +116,7 @@ def _problems(case: Case, plan: Plan) -> Iterator[str]:
 
 
 def _lacking(site: SiteConfig, hardware: str, who: str) -> Iterator[str]:
-    if hardware not in site.classes:
+    if hardware not in site.classes or not is_cluster(site.launcher):  # pools of one machine only stand for classes
         yield (
             f"{who}: site {site.name} has no class with figures of its hardware; use --site with one that has GPUs, or "
             "--workload RUN_DIR of a run on this machine"
