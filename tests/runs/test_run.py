@@ -24,8 +24,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_run_trains_all_its_steps_and_leaves_nothing_running(run):
-    run.start("observe.transcript_tokens=1")
-    run.start("observe.record_bytes=100000000")
+    run.start("observe.transcript_tokens=1", "observe.record_bytes=100000000")
     run.until_step(2)
     pids = run.pids()
     output = run.wait()
