@@ -8,9 +8,9 @@ import stat
 import pytest
 
 from rollart_hpc.observe import ledger
-from tests.runs import home
 from rollart_hpc.roles.recording import replay
 from rollart_hpc.rundir import RunDir
+from tests.runs import home
 
 pytestmark = pytest.mark.slow
 
