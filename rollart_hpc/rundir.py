@@ -17,10 +17,12 @@
       jobs.jsonl  cluster.json     on a cluster: the run's jobs and how they ended; partitions and GPU-hours
       job.sh  slurm/NAME-ID.log    on a cluster: the batch script and its output
       elastic/                     on a cluster: jobs of elastic workers
+      transcripts/                 scored trajectories and advantages, in shards of jsonl.gz
       trace.json  report.html  tensorboard/
       cache/                       files compiled by backends
 
-The writers own the file names inside keys and checkpoints: `wire.keys`, `roles.checkpoints`, the trainer.
+The writers own the file names inside keys, checkpoints and transcripts: `wire.keys`, `roles.checkpoints`, the trainer,
+`observe.shards`.
 Weights in shared memory are outside the run directory: `RunDir.store_root`.
 """
 
@@ -144,6 +146,11 @@ class RunDir:
     @property
     def chaos(self) -> Path:
         return self.path / "chaos.jsonl"
+
+    @property
+    def transcripts(self) -> Path:
+        """Shards, whose names `observe.shards` owns."""
+        return self.path / "transcripts"
 
     @property
     def trace(self) -> Path:

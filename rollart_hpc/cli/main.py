@@ -31,6 +31,7 @@ EPILOG = """examples:
   rollart-hpc keys flow.alpha                         explain a key; without a key: list them all
   rollart-hpc status                                  show the newest run; --all: all runs; -f: follow it
   rollart-hpc resume RUN_DIR steps=400                train further, with other values of any key
+  rollart-hpc transcripts RUN_DIR --failed            read what went wrong
   rollart-hpc eval RUN_DIR --samples 8                play held-out seeds: success, interval, pass@k
   rollart-hpc export RUN_DIR DIR                      take the model home as a Hugging Face directory
 
@@ -194,6 +195,18 @@ def _add_chaos(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _add_result_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    shown = _add(commands, "transcripts", "rollart_hpc.cli.transcripts:transcripts", "show the trajectories of a run")
+    shown.add_argument("run_dir", metavar="RUN_DIR")
+    shown.add_argument("--task", metavar="T", help="only of this task")
+    shown.add_argument("--step", metavar="N[..M]", help="trained in these steps; or validations of these versions")
+    shown.add_argument("--failed", action="store_true", help="only those without success")
+    shown.add_argument("--validation", action="store_true", help="only plays of validations")
+    shown.add_argument("--trajectory", metavar="ID", help="only this one")
+    extreme = shown.add_mutually_exclusive_group()
+    extreme.add_argument("--best", action="store_true", help="those with the highest rewards")
+    extreme.add_argument("--worst", action="store_true", help="those with the lowest rewards")
+    shown.add_argument("--limit", type=int, metavar="N", help="at most N (10; with --json: all)")
+    shown.add_argument("--json", action="store_true", help="a JSON object per line, with tokens where they are kept")
     export = _add(commands, "export", "rollart_hpc.cli.export:export", "write a checkpoint as a Hugging Face directory")
     export.add_argument("run_dir", metavar="RUN_DIR")
     export.add_argument("directory", metavar="DIR", type=Path, help="must not exist")
@@ -281,6 +294,7 @@ def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     hub.add_argument("--engines", type=int, nargs="+", metavar="N", help="numbers of engines, each with every --slots")
     hub.add_argument("--slots", type=int, nargs="+", metavar="N", help="numbers of concurrent trajectories")
     hub.add_argument("--seconds", type=float, default=15.0, help="length of each of the two measured windows (15)")
+    hub.add_argument("--no-transcripts", action="store_true", help="as with observe.transcripts=0")
     hub.add_argument("--json", action="store_true", help="JSON output")
     engine = _add(kinds, "engine", "rollart_hpc.cli.bench:engine", "compare an engine with its backend used directly")
     engine.add_argument("--engine", default="vllm", metavar="KIND", help="engine kind; default: vllm")

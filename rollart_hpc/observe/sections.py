@@ -152,8 +152,23 @@ def trainer_time(run: Run) -> str:
         other_s = max(0.0, _mean(chunk, "step_s") - wait_s - train_s)
         parts = [("train", train_s, "train"), ("wait for batch", wait_s, "wait"), ("other", other_s, "other")]
         stacks.append(Stack(str(chunk[0].get("version", i)), parts))
-    sub = "seconds per step; other: validation, checkpoints, publishing weights"
+    sub = "seconds per step; other: validation, checkpoints, publishing weights" + _speed(steps)
     return section("Where the trainer's time went", sub, columns(stacks, x_title="policy version", unit=" s"))
+
+
+def _speed(steps: list[dict[str, Any]]) -> str:
+    """Medians of what `trainers.speed` measured, if anything."""
+    shown = (
+        ("tokens_per_s_rank", "{:.0f} tokens/s per rank"),
+        ("mfu", "MFU {:.1%}"),
+        ("memory_peak_gb", "peak {:.1f} GB"),
+    )
+    parts = []
+    for name, text in shown:
+        values = sorted(metrics[name] for step in steps if name in (metrics := step.get("metrics") or {}))
+        if values:
+            parts.append(text.format(values[len(values) // 2]))
+    return f"; median: {', '.join(parts)}" if parts else ""
 
 
 def _mean(steps: list[dict[str, Any]], key: str) -> float:

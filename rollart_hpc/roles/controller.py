@@ -160,6 +160,8 @@ class Controller:
             self.payloads.ended[message.trajectory] = (message, frames)
         elif isinstance(message, ms.Generated):
             self.payloads.answers[message.trajectory] = (message, frames)
+        elif isinstance(message, ms.Scored):
+            self.payloads.scored(message)
         elif isinstance(message, ms.Committed):
             self._commit = message
         elif isinstance(message, ms.Saved):
