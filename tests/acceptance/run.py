@@ -11,6 +11,7 @@ python tests/acceptance/run.py smollm2
 python tests/acceptance/run.py benches
 python tests/acceptance/run.py hub
 python tests/acceptance/run.py paper        # simulated: every row of the paper's tables
+python tests/acceptance/run.py streamed-scale  # the real controller under the events of simulated clusters
 python tests/acceptance/run.py ray          # installs Ray into an environment of its own
 python tests/acceptance/run.py sick         # this and the next ones write parts of reliability.md; 15 minutes
 python tests/acceptance/run.py strangers    # 5 minutes
@@ -58,6 +59,7 @@ from tests.acceptance.slurm import slurm
 from tests.acceptance.smollm2 import smollm2
 from tests.acceptance.soak import soak
 from tests.acceptance.strangers import strangers
+from tests.acceptance.streamed_scale import streamed_scale
 from tests.acceptance.trust import trust
 
 
@@ -96,6 +98,7 @@ def main() -> int:
             "benches": lambda: benches(keep),
             "hub": hub,
             "paper": lambda: paper(args.resume),
+            "streamed-scale": streamed_scale,
             "ray": lambda: against_ray(keep),
             "faults": lambda: faults(args.faults_s, args.cores),
             "mutants": mutants,
