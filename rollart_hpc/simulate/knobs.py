@@ -33,12 +33,16 @@ class Move(NamedTuple):
 def with_changes(config: RunConfig, changes: Changes) -> RunConfig:
     changed = deepcopy(config)
     for key, value in changes.items():
-        *path, last = key.split(".")
-        here: Any = changed
-        for name in path:
-            here = here[name] if isinstance(here, dict) else getattr(here, name)
-        setattr(here, last, value)
+        section, _, last = key.rpartition(".")
+        setattr(value_of(changed, section), last, value)
     return changed
+
+
+def value_of(config: RunConfig, key: str) -> Any:
+    here: Any = config
+    for name in key.split("."):
+        here = here[name] if isinstance(here, dict) else getattr(here, name)
+    return here
 
 
 # --- GPUs ----------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from rollart_hpc.launch.fit import fit_of
 from rollart_hpc.launch.plan import make_plan
 from rollart_hpc.simulate.build import Case
 from rollart_hpc.simulate.figures import Outcome, simulate, with_cost
-from rollart_hpc.simulate.knobs import find_illegal, fitted_to, moves, with_changes
+from rollart_hpc.simulate.knobs import find_illegal, fitted_to, moves, value_of, with_changes
 from rollart_hpc.simulate.laws import Law
 from rollart_hpc.simulate.search import Candidate, Found, Rating, search
 from rollart_hpc.simulate.workload import TaskProfile, Workload
@@ -119,7 +119,7 @@ class _Planner:
     def advise(self, start: Candidate) -> Advice:
         wish = self._wish
         first = self._first(start)
-        found = search(start, self._moves, self._rate, self._has_time, wish.processes, first)
+        found = search(start, self._moves, self._rate, self._has_time, wish.processes, first, self._tidy)
         sides = self._confirm([start, *(c for c, r in found.rated if r.worth < first.worth)][: 1 + CONFIRMED])
         before, after = sides[0], min(sides, key=lambda side: self._worth(side.outcomes))
         gains = [self._gain(a, b) for a, b in zip(before.outcomes, after.outcomes, strict=True)]
@@ -160,6 +160,9 @@ class _Planner:
 
     def _moves(self, candidate: Candidate) -> Any:
         return moves(with_changes(self._case.config, candidate), self._case.site, self._wish.budget, self._wish.vary)
+
+    def _tidy(self, candidate: Candidate) -> Candidate:
+        return {key: value for key, value in candidate.items() if value != value_of(self._case.config, key)}
 
     def _rate(self, candidates: Sequence[Candidate]) -> list[Rating | None]:
         results = self._simulate([self._job(each, self._case, SEARCH_STEPS) for each in candidates])

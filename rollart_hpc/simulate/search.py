@@ -45,14 +45,16 @@ def search(
     has_time: Callable[[], bool],
     at_once: int = 1,
     first: Rating | None = None,
+    tidy: Callable[[Candidate], Candidate] = lambda candidate: candidate,
 ) -> Found:
+    """`tidy` leaves out of a candidate what changes nothing, so that the same run is not rated twice."""
     rating = first or rate([start])[0]
     if rating is None:
         raise ValueError("the run itself can't be rated")
     found = Found(start, rating, [(start, rating)])
     seen = {_key(start)}
     while has_time():
-        batch = _next(found, moves, seen)[:at_once]
+        batch = _next(found, moves, seen, tidy)[:at_once]
         if not batch:
             found.is_complete = True
             break
@@ -68,12 +70,17 @@ def search(
     return found
 
 
-def _next(found: Found, moves: Callable[[Candidate], Iterable[Move]], seen: set[str]) -> list[Candidate]:
+def _next(
+    found: Found,
+    moves: Callable[[Candidate], Iterable[Move]],
+    seen: set[str],
+    tidy: Callable[[Candidate], Candidate],
+) -> list[Candidate]:
     """Untried neighbours of the best: first one of each kind that helps, in turn, then the others."""
     ranked: list[tuple[bool, int, int, Candidate]] = []
     counts: dict[tuple[str, bool], int] = {}
     for number, move in enumerate(moves(found.best)):
-        candidate = {**found.best, **move.changes}
+        candidate = tidy({**found.best, **move.changes})
         if _key(candidate) in seen:
             continue
         is_idle = not any(found.rating.bound.startswith(what) for what in move.helps)
