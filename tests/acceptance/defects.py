@@ -85,11 +85,11 @@ TESTED = (
            "descriptors.add_relief(self.shut)", "pass"),
     Mutant("the main loop's age in heartbeats is ignored", ASIDE + "test_a_blocked_main_loop_is_noticed_if_others_wait"
            "_for_it", CORE, "elif self.watch.is_stuck(worker, event.age_s):", "elif False:"),
-    Mutant("after a jump of the clock the only env worker is a witness", ASIDE + "test_a_clock_that_jumps_makes_the_only_"
-           "env_worker_no_witness", "flow/watch.py",
+    Mutant("after a jump of the clock the only env worker is a witness", ASIDE + "test_a_clock_that_jumps_makes_the_"
+           "only_env_worker_no_witness", "flow/watch.py",
            "max(self._alone_s.get(role, 0.0), self._seeing_s)", "self._alone_s.get(role, 0.0)"),
-    Mutant("an answer about older weights pays for newer ones", ASIDE + "test_an_answer_about_older_weights_does_not_pay_"
-           "for_newer_ones", "flow/publish.py", "if self._is_older(worker, weights, epoch):", "if False:"),
+    Mutant("an answer about older weights pays for newer ones", ASIDE + "test_an_answer_about_older_weights_does_not_"
+           "pay_for_newer_ones", "flow/publish.py", "if self._is_older(worker, weights, epoch):", "if False:"),
     Mutant("no way back from quarantine", ASIDE + "test_a_quarantined_task_is_tried_again_and_the_pause_doubles",
            "flow/admission.py", "if now >= due_s]:", "if False]:"),
     Mutant("updates are skipped for ever", ASIDE + "test_skipped_updates_are_counted_and_told_and_end_the_run_if_they_"
