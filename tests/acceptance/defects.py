@@ -79,10 +79,6 @@ TESTED = (
     Mutant("a step that was not asked for is committed", "tests/roles/test_checks.py::test_a_step_that_was_not_asked_"
            "for_can_not_enter_the_ledger", CHECKS,
            "if m.version != core.version + 1 or m.step != core.version or not core.batches.is_closed:", "if False:"),
-    Mutant("strangers keep their connections", "tests/wire/test_flood.py", "wire/hub.py",
-           "router.handshake_ivl = HANDSHAKE_MS", "router.handshake_ivl = 0"),
-    Mutant("no reserve of descriptors", "tests/wire/test_flood.py", "wire/gate.py",
-           "descriptors.add_relief(self.shut)", "pass"),
     Mutant("the main loop's age in heartbeats is ignored", ASIDE + "test_a_blocked_main_loop_is_noticed_if_others_wait"
            "_for_it", CORE, "elif self.watch.is_stuck(worker, event.age_s):", "elif False:"),
     Mutant("after a jump of the clock the only env worker is a witness", ASIDE + "test_a_clock_that_jumps_makes_the_"
@@ -120,4 +116,8 @@ TESTED = (
            "if isinstance(success, str | bytes) or success is None:", "if False:"),
     Mutant("an agent whose connection broke uses up a restart", "tests/launch/slurm/test_agent_steps.py",
            "launch/slurm/agent_steps.py", "            self._budget.give_back(host)\n", "            pass\n"),
+    Mutant("strangers keep their connections", "tests/wire/test_flood.py", "wire/hub.py",
+           "router.handshake_ivl = HANDSHAKE_MS", "router.handshake_ivl = 0"),
+    Mutant("no reserve of descriptors", "tests/wire/test_flood.py", "wire/gate.py",
+           "self._most = hard - min(hard // 4, queue + OWN_FILES)", "self._most = hard"),
 )  # fmt: skip

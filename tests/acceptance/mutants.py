@@ -27,7 +27,7 @@ from tests.acceptance.drive import ROOT
 from tests.acceptance.reliability import store
 
 FUZZ_STEP = 1000
-COPIED = ("rollart_hpc", "tests", "configs", "pyproject.toml", "setup.cfg")
+COPIED = ("rollart_hpc", "tests", "configs", "slurm", "pyproject.toml", "setup.cfg")
 
 
 def mutants(cores: int = 1) -> bool:
@@ -35,21 +35,20 @@ def mutants(cores: int = 1) -> bool:
     tested: list[dict[str, Any]] = []
     with ThreadPoolExecutor(cores) as pool:
         with copied() as directory:
-            passes = not failing(directory, sorted({mutant.by for mutant in TESTED}))
-        print("without a defect:", "all tests pass" if passes else "SOME TESTS FAIL", flush=True)
-        for row in pool.map(_tested, TESTED):
-            tested.append(row)
+            failed = failing(directory, sorted({mutant.by for mutant in TESTED}))
+        print(f"without a defect: {', '.join(failed) or 'all tests pass'}", flush=True)
+        rows = pool.map(_put_back, (*DRIVEN, *TESTED))
+        for mutant, row in zip((*DRIVEN, *TESTED), rows, strict=True):
+            (driven if mutant.by in WITHIN else tested).append(row)
             store("mutants", {"driven": driven, "tested": tested})
-        for row in pool.map(_driven, DRIVEN):
-            driven.append(row)
-            store("mutants", {"driven": driven, "tested": tested})
-    return passes and all(row["seeds"] for row in driven) and all(row["fails"] for row in tested)
+    return not failed and all(row["seeds"] for row in driven) and all(row["fails"] for row in tested)
 
 
-def _driven(mutant: Mutant) -> dict[str, Any]:
-    return {
-        "defect": mutant.defect, "world": mutant.by, "seeds": until_caught(mutant), "within": WITHIN[mutant.by]
-    }  # fmt: skip
+def _put_back(mutant: Mutant) -> dict[str, Any]:
+    if mutant.by not in WITHIN:
+        return _tested(mutant)
+    limit = WITHIN[mutant.by]
+    return {"defect": mutant.defect, "world": mutant.by, "seeds": until_caught(mutant), "within": limit}
 
 
 def _tested(mutant: Mutant) -> dict[str, Any]:
