@@ -76,7 +76,7 @@ def main() -> int:
     parser.add_argument("--chaos-for", default="10m", help="chaos: how long")
     parser.add_argument("--soak-s", type=float, default=3600.0, help="soak: how long")
     parser.add_argument("--faults-s", type=float, default=3600.0, help="faults: how long")
-    parser.add_argument("--cores", type=int, default=1, help="faults, fuzz: processes")
+    parser.add_argument("--cores", type=int, default=1, help="faults, mutants, fuzz: processes")
     parser.add_argument("--messages", type=int, default=10_000_000, help="fuzz: how many")
     parser.add_argument("--study-s", type=float, default=86400.0, help="offpolicy: begin no training later")
     parser.add_argument("--resume", action="store_true", help="paper: keep the cases that paper.json has")
@@ -98,7 +98,7 @@ def main() -> int:
             "paper": lambda: paper(args.resume),
             "ray": lambda: against_ray(keep),
             "faults": lambda: faults(args.faults_s, args.cores),
-            "mutants": mutants,
+            "mutants": lambda: mutants(args.cores),
             "fuzz": lambda: fuzz(args.messages, args.cores),
             "sick": lambda: sick(keep, args.window_s),
             "trust": trust,
