@@ -62,7 +62,7 @@ def test_a_job_per_class_a_trainer_that_is_requeued_alone_and_elastic_engines(
 def jobs_of_a_class_run_in_its_container(notes: Path) -> None:
     """That of the engines that stay, and that of the elastic one. A stand-in for Apptainer notes its arguments."""
     calls = [path.read_text().splitlines() for path in notes.iterdir()]
-    assert len(calls) == 2
+    assert {"--nodes=l40s-0", "--nodes=l40s-1"} == {word for words in calls for word in words if "--nodes" in word}
     for words in calls:
         options, command = words[: words.index(IMAGE)], words[words.index(IMAGE) + 1 :]
         assert options[:3] == ["exec", "--nv", "--bind"] and "--hardware=l40s" in command
