@@ -11,8 +11,8 @@ from tests.acceptance.drive import rollart, table, write_page
 from tests.acceptance.slurm import cluster
 
 MODES = ("het", "jobs")
-SIZES = (1, 4, 16)  # engines per pool; the development cluster has 16 GPUs of each kind
-PAIRS = 3
+SIZES = (1, 4, 12)  # engines per pool: two nodes of each kind, which the trainer shares
+PAIRS = 2
 LIMIT = 2.0  # separate jobs over one job
 LIMIT_S = 600.0
 
