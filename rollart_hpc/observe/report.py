@@ -68,6 +68,7 @@ def render(run: Run) -> str:
             pair(sections.trainer_time(run), sections.process_time(run)),
             sections.timeline(run),
             pair(sections.staleness(run), sections.pools(run)),
+            sections.affinities(run),
             pair(sections.drops(run), sections.workers(run)),
             sections.beginning(run),
             sections.figures(run),

@@ -21,6 +21,8 @@ from rollart_hpc.rundir import TRAINER_PART
 from rollart_hpc.trainers.chunks import Inbox, groups_of
 from rollart_hpc.trainers.contract import StepResult, Trainer
 from rollart_hpc.trainers.publish import Publisher
+from rollart_hpc.trainers.recording import Recorder
+from rollart_hpc.trainers.speed import gpu_name, speed
 from rollart_hpc.trainers.world import World
 from rollart_hpc.types import Frame, WeightsId
 from rollart_hpc.wire import messages
@@ -48,8 +50,9 @@ PART = TRAINER_PART
 class Steps:
     """Trains chunks, on every rank."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, recorder: Recorder | None = None) -> None:
         self._trainer = trainer
+        self._recorder = recorder
         self._is_under_way = False
 
     def take(self, chunk: Chunk, frames: list[Frame]) -> StepResult | None:
@@ -57,7 +60,10 @@ class Steps:
         if chunk.index == 0 and self._is_under_way:
             log.info("step %d restarts from its first chunk", chunk.step)
             self._trainer.discard()
-        self._trainer.accumulate(groups_of(chunk, frames), last=chunk.last)
+        groups = groups_of(chunk, frames)
+        if self._recorder is not None:
+            self._recorder.take(groups, starts=chunk.index == 0)
+        self._trainer.accumulate(groups, last=chunk.last)
         self._is_under_way = not chunk.last
         return self._trainer.step() if chunk.last else None
 
@@ -102,7 +108,15 @@ class Leader:
     """Rank 0: talks to the controller."""
 
     def __init__(
-        self, trainer: Trainer, world: World, link: Link, publisher: Publisher, tracer: Tracer, *, attempt: int
+        self,
+        trainer: Trainer,
+        world: World,
+        link: Link,
+        publisher: Publisher,
+        tracer: Tracer,
+        *,
+        attempt: int,
+        recorder: Recorder | None = None,
     ) -> None:
         self._trainer = trainer
         self._world = world
@@ -110,7 +124,8 @@ class Leader:
         self._publisher = publisher
         self._tracer = tracer
         self._attempt = attempt
-        self._steps = Steps(trainer)
+        self._recorder = recorder
+        self._steps = Steps(trainer, recorder)
         self._inbox = Inbox()
         self._agreed = trainer.version  # newest version that the controller has confirmed
         self._wait_s = self._train_s = 0.0
@@ -186,6 +201,8 @@ class Leader:
             self._commit(chunk.step, result)
             self._publish()
             self._want_batch()
+            if self._recorder is not None:  # while nobody waits for this
+                self._recorder.trained(chunk.step)
 
     def _commit(self, step: int, result: StepResult) -> None:
         message = Committed(
@@ -193,12 +210,16 @@ class Leader:
             version=result.version,
             parent_digest=result.parent_digest,
             digest=result.digest,
-            metrics=result.metrics,
+            metrics=result.metrics | self._speed(result),
             wait_s=self._wait_s,
             train_s=self._train_s,
         )
         self._link.send(message)
         self._link.update_hello(version=result.version)
+
+    def _speed(self, result: StepResult) -> dict[str, float]:
+        gpu = gpu_name(self._world.device)
+        return speed(result.metrics, self._train_s, self._world.size, peak_bytes=result.peak_bytes, gpu=gpu)
 
     def _publish(self) -> None:
         start_s = time.monotonic()

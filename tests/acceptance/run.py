@@ -11,14 +11,17 @@ python tests/acceptance/run.py scale        # likewise, with 25, 100 and 200 nod
 python tests/acceptance/run.py smollm2
 python tests/acceptance/run.py benches
 python tests/acceptance/run.py hub
+python tests/acceptance/run.py paper        # simulated: every row of the paper's tables
 python tests/acceptance/run.py ray          # installs Ray into an environment of its own
 python tests/acceptance/run.py sick         # this and the next ones write parts of reliability.md; 15 minutes
 python tests/acceptance/run.py strangers    # 5 minutes
 python tests/acceptance/run.py chaos        # 12 minutes; needs root: it starts a development cluster
 python tests/acceptance/run.py faults       # an hour
-python tests/acceptance/run.py mutants      # 10 minutes
+python tests/acceptance/run.py mutants      # 15 minutes
 python tests/acceptance/run.py fuzz         # less than an hour
+python tests/acceptance/run.py trust        # 5 minutes
 python tests/acceptance/run.py soak         # an hour
+python tests/acceptance/run.py offpolicy    # 2 hours; goes on where it was stopped
 python tests/acceptance/run.py reliability  # renders reliability.md from what its parts have stored
 
 `make acceptance-PART` does the same.
@@ -47,6 +50,8 @@ from tests.acceptance.jobs import jobs
 from tests.acceptance.modes import modes
 from tests.acceptance.mutants import mutants
 from tests.acceptance.newest import newest
+from tests.acceptance.offpolicy import offpolicy
+from tests.acceptance.paper import paper
 from tests.acceptance.quickstart import quickstart
 from tests.acceptance.reliability import render
 from tests.acceptance.scale import SIZES, scale
@@ -55,6 +60,7 @@ from tests.acceptance.slurm import slurm
 from tests.acceptance.smollm2 import smollm2
 from tests.acceptance.soak import soak
 from tests.acceptance.strangers import strangers
+from tests.acceptance.trust import trust
 
 
 def main() -> int:
@@ -74,8 +80,10 @@ def main() -> int:
     parser.add_argument("--chaos-for", default="10m", help="chaos: how long")
     parser.add_argument("--soak-s", type=float, default=3600.0, help="soak: how long")
     parser.add_argument("--faults-s", type=float, default=3600.0, help="faults: how long")
-    parser.add_argument("--cores", type=int, default=1, help="faults: processes")
+    parser.add_argument("--cores", type=int, default=1, help="faults, fuzz: processes")
     parser.add_argument("--messages", type=int, default=10_000_000, help="fuzz: how many")
+    parser.add_argument("--study-s", type=float, default=86400.0, help="offpolicy: begin no training later")
+    parser.add_argument("--resume", action="store_true", help="paper: keep the cases that paper.json has")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that clusters and runs end too
     with tempfile.TemporaryDirectory() as scratch:
@@ -92,14 +100,17 @@ def main() -> int:
             "smollm2": lambda: smollm2(keep),
             "benches": lambda: benches(keep),
             "hub": hub,
+            "paper": lambda: paper(args.resume),
             "ray": lambda: against_ray(keep),
             "faults": lambda: faults(args.faults_s, args.cores),
             "mutants": mutants,
-            "fuzz": lambda: fuzz(args.messages),
+            "fuzz": lambda: fuzz(args.messages, args.cores),
             "sick": lambda: sick(keep, args.window_s),
+            "trust": trust,
             "strangers": lambda: strangers(keep, args.window_s / 2),
             "chaos": lambda: chaos(keep, args.chaos_for),
             "soak": lambda: soak(keep, args.soak_s),
+            "offpolicy": lambda: offpolicy(args.seeds[:3], keep, args.study_s),
             "reliability": lambda: render() is None,
         }
         unknown = set(args.parts) - set(parts)
