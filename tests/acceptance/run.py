@@ -5,8 +5,9 @@ python tests/acceptance/run.py modes
 python tests/acceptance/run.py slurm        # needs root on Debian or Ubuntu: it starts a development cluster
 python tests/acceptance/run.py jobs         # likewise
 python tests/acceptance/run.py before       # likewise; needs the history of the repository
-python tests/acceptance/run.py backends     # likewise
-python tests/acceptance/run.py scale        # likewise, with 200 nodes: 12 GB of memory
+python tests/acceptance/run.py newest       # needs root on Debian: it installs another Debian into a directory
+python tests/acceptance/run.py backends     # a development cluster
+python tests/acceptance/run.py scale        # likewise, with 25, 100 and 200 nodes; 200 need 20 GB of memory
 python tests/acceptance/run.py smollm2
 python tests/acceptance/run.py benches
 python tests/acceptance/run.py hub
@@ -48,11 +49,12 @@ from tests.acceptance.hub import hub
 from tests.acceptance.jobs import jobs
 from tests.acceptance.modes import modes
 from tests.acceptance.mutants import mutants
+from tests.acceptance.newest import newest
 from tests.acceptance.offpolicy import offpolicy
 from tests.acceptance.paper import paper
 from tests.acceptance.quickstart import quickstart
 from tests.acceptance.reliability import render
-from tests.acceptance.scale import scale
+from tests.acceptance.scale import SIZES, scale
 from tests.acceptance.sick import sick
 from tests.acceptance.slurm import slurm
 from tests.acceptance.smollm2 import smollm2
@@ -73,6 +75,8 @@ def main() -> int:
         help="sick, strangers: length of a window of turns/s; the latter uses half of it",
     )
     parser.add_argument("--pairs", type=int, default=4, help="before: how often each is run")
+    parser.add_argument("--nodes", type=int, nargs="+", default=list(SIZES), help="scale: how many")
+    parser.add_argument("--tests", nargs="+", default=[], help="newest: those of tests/slurm to run")
     parser.add_argument("--chaos-for", default="10m", help="chaos: how long")
     parser.add_argument("--soak-s", type=float, default=3600.0, help="soak: how long")
     parser.add_argument("--faults-s", type=float, default=3600.0, help="faults: how long")
@@ -90,8 +94,9 @@ def main() -> int:
             "slurm": lambda: slurm(keep),
             "jobs": lambda: jobs(keep),
             "before": lambda: before(keep, args.pairs),
+            "newest": lambda: newest(args.tests),
             "backends": lambda: backends(keep),
-            "scale": lambda: scale(keep),
+            "scale": lambda: scale(keep, args.nodes),
             "smollm2": lambda: smollm2(keep),
             "benches": lambda: benches(keep),
             "hub": hub,
