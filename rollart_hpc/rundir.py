@@ -2,7 +2,7 @@
 
     RUN_DIR/
       run.json                     id and creation time of the run
-      config.yaml  site.yaml       resolved configuration; of site.yaml, roles read only the ports
+      config.yaml  site.yaml       resolved configuration; of site.yaml, roles read ports and figures of GPUs
       plan.json                    processes and their nodes, as planned when the run was created or changed
       changes.jsonl  earlier/      what `resume RUN_DIR key=value` changed; config.N.yaml, as it was before change N
       model/  base_model.log       base model, and the log of making it
@@ -201,6 +201,9 @@ class RunDir:
 
     def trace_part(self, attempt: int, name: str) -> Path:
         return trace_file(self.traces(attempt), name)
+
+    def recording(self, attempt: int) -> Path:
+        return self.attempt_dir(attempt) / "events.rec"
 
     def keys(self, attempt: int) -> Path:
         return self.path / "keys" / f"attempt_{attempt}"

@@ -135,7 +135,9 @@ def _measure(run: RunDir, engines: int, slots: int, settings: Settings) -> Row:
     flow = flow_of(slots, seconds)
     _configure(run, flow, engines)
     with _controller(run) as (pid, address):
-        plan = driver.LoadPlan(str(run.path), address, pid, engines, slots, seconds, settings.transcripts)
+        plan = driver.LoadPlan(
+            str(run.path), address, pid, engines, slots, seconds, flow.alpha + 1, settings.transcripts
+        )
         command = [sys.executable, "-m", "rollart_hpc.bench.load", msgspec.json.encode(plan).decode()]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -88,6 +88,35 @@ def _add_run_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
     plan = _add(commands, "plan", "rollart_hpc.cli.plan:plan", "show the nodes, processes and cost of a run at a site")
     _add_run_arguments(plan)
     plan.add_argument("--json", action="store_true", help="JSON output")
+    _add_simulate(commands)
+
+
+def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    simulate = _add(
+        commands, "simulate", "rollart_hpc.cli.simulate:simulate", "show what a run would do at a site, in virtual time"
+    )
+    _add_run_arguments(simulate)
+    _add_simulated(simulate)
+    simulate.add_argument("--modes", nargs="+", metavar="MODE", help="modes to compare, or all; default: the run's")
+    simulate.add_argument("--page", type=Path, metavar="FILE", help="write the comparison as an HTML page")
+    simulate.add_argument("--keep", type=Path, metavar="DIR", help="write one simulation as a run directory")
+    simulate.add_argument("--json", action="store_true", help="JSON output")
+
+
+def _add_simulated(parser: argparse.ArgumentParser) -> None:
+    """What is simulated."""
+    parser.add_argument(
+        "--workload",
+        default="",
+        metavar="WHAT",
+        help="preset (docs/simulate.md), or a run directory to measure",
+    )
+    parser.add_argument("--model", default="", metavar="MODEL", help="qwen3-8b, ... or a directory; default: the run's")
+    parser.add_argument("--steps", type=int, default=6, help="steps to measure, after two that do not count (6)")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="simulations of each case (1)")
+    parser.add_argument(
+        "--assume", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="figures to assume, e.g. mfu=0.4"
+    )
 
 
 def _add_run_dir_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -117,6 +146,12 @@ def _add_run_dir_commands(commands: argparse._SubParsersAction[argparse.Argument
     join.add_argument("--idle-s", type=float, help="reward workers: leave after this many idle seconds")
     join.add_argument("--live-s", type=float, help="reward workers: leave after this many seconds, busy or not")
     _add_chaos(commands)
+    replay = _add(
+        commands, "replay", "rollart_hpc.cli.replay:replay", "feed a recorded run to a fresh core and compare"
+    )
+    replay.add_argument("run_dir", metavar="RUN_DIR", help="of a run with observe.record_bytes above 0")
+    replay.add_argument("--attempt", type=int, metavar="N", help="default: all that were recorded")
+    replay.add_argument("--json", action="store_true", help="JSON output")
     report = _add(commands, "report", "rollart_hpc.cli.report:report", "regenerate report.html and trace.json")
     report.add_argument("run_dir", metavar="RUN_DIR")
 

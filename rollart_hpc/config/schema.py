@@ -197,6 +197,12 @@ class ObserveConfig:
         "0 = no traces",
         low=0,
     )
+    record_bytes: int = key(
+        0,
+        "maximum size of a recording of every event and command of the core in one attempt, for `rollart-hpc replay`; "
+        "about 1 kB per turn; 0 = none",
+        low=0,
+    )
     trace_attempts: int = key(8, "number of newest attempts whose traces are kept", low=1)
     transcripts: float = key(
         1.0, "share of groups and of validation plays whose transcripts are kept; 0 = none", low=0, high=1

@@ -70,6 +70,7 @@ def details(run: Run) -> list[str]:
         pair(sections.trainer_time(run), sections.process_time(run)),
         sections.timeline(run),
         pair(sections.staleness(run), sections.pools(run)),
+        sections.affinities(run),
         pair(sections.drops(run), sections.workers(run)),
         sections.beginning(run),
         sections.figures(run),

@@ -12,7 +12,7 @@ With several ranks, every rank makes the same calls with the same groups and tra
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,12 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepResult:
-    """One optimizer step: `parent_digest` is the digest of the weights before it."""
+    """One optimizer step: `parent_digest` is the digest of the weights before it.
+
+    `peak_bytes`: the most memory that a rank used since the last step; 0 = not known.
+    """
 
     version: int
     parent_digest: str
     digest: str
     metrics: dict[str, float]
+    peak_bytes: int = field(default=0, compare=False)
 
 
 class Trainer(Protocol):

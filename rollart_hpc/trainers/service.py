@@ -22,6 +22,7 @@ from rollart_hpc.trainers.chunks import Inbox, groups_of
 from rollart_hpc.trainers.contract import StepResult, Trainer
 from rollart_hpc.trainers.publish import Publisher
 from rollart_hpc.trainers.recording import Recorder
+from rollart_hpc.trainers.speed import gpu_name, speed
 from rollart_hpc.trainers.world import World
 from rollart_hpc.types import Frame, WeightsId
 from rollart_hpc.wire import messages
@@ -209,12 +210,16 @@ class Leader:
             version=result.version,
             parent_digest=result.parent_digest,
             digest=result.digest,
-            metrics=result.metrics,
+            metrics=result.metrics | self._speed(result),
             wait_s=self._wait_s,
             train_s=self._train_s,
         )
         self._link.send(message)
         self._link.update_hello(version=result.version)
+
+    def _speed(self, result: StepResult) -> dict[str, float]:
+        gpu = gpu_name(self._world.device)
+        return speed(result.metrics, self._train_s, self._world.size, peak_bytes=result.peak_bytes, gpu=gpu)
 
     def _publish(self) -> None:
         start_s = time.monotonic()

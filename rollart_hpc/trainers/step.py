@@ -26,11 +26,12 @@ from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers import algorithms, packing
 from rollart_hpc.trainers.checksums import Head
 from rollart_hpc.trainers.contract import StepResult
-from rollart_hpc.trainers.flops import even_tokens
+from rollart_hpc.trainers.flops import operations
 from rollart_hpc.trainers.merging import Balanced, InOrder, Waiting
 from rollart_hpc.trainers.packing import MicroBatch
 from rollart_hpc.trainers.planning import Planner, Slot
 from rollart_hpc.trainers.schedule import learning_rate
+from rollart_hpc.trainers.speed import peak_bytes
 from rollart_hpc.trainers.tally import Tally
 from rollart_hpc.trainers.world import World
 from rollart_hpc.types import Sample, TokenRecord, TrainGroup
@@ -56,7 +57,8 @@ class StepTrainer(ABC):
         self._world = world
         self._replica = replica
         self._num_stages = num_stages
-        self._planner = Planner(num_replicas, config.trainer.microbatch_tokens, even_tokens(model_dir))
+        self._operations = operations(model_dir)
+        self._planner = Planner(num_replicas, config.trainer.microbatch_tokens, self._operations.even_tokens)
         limits = {name: task.max_tokens for name, task in config.tasks.items()}
         self._objective = algorithms.Objective(config.algorithm, limits)
         self._tallies = True  # False on all ranks of a replica but one
@@ -130,7 +132,9 @@ class StepTrainer(ABC):
         metrics |= {"packing_efficiency": waiting.efficiency, "micro_batches": float(waiting.num_slots)}
         self.version += 1
         parent, self.digest = self.digest, self._weights_digest()
-        return StepResult(self.version, parent, self.digest, metrics)
+        return StepResult(
+            self.version, parent, self.digest, metrics, int(self._world.max([peak_bytes(self._world.device)])[0])
+        )
 
     def discard(self) -> None:
         self._clear()
@@ -175,7 +179,10 @@ class StepTrainer(ABC):
             self._tally.num_left_out += sum(c for c, sample in zip(counts, group.samples) if sample.is_left_out)
             weighed = zip(group.samples, self._objective.weights(group), counts, strict=True)
             chosen = [(sample, weight) for sample, weight, count in weighed if count and not sample.is_left_out]
-            self._waiting.add([len(sample.record) for sample, _ in chosen])
+            lengths = [len(sample.record) for sample, _ in chosen]
+            self._waiting.add(lengths)
+            self._tally.num_trained += sum(lengths)
+            self._tally.operations += _passes(self._config) * sum(map(self._operations.forward, lengths))
             self._samples += [sample for sample, _ in chosen]
             self._weights += [weight for _, weight in chosen]
 
@@ -253,6 +260,11 @@ class StepTrainer(ABC):
             for i, part in zip(members, np.split(packed, np.cumsum(micro.lengths)[:-1]), strict=True):
                 out[i][:] = part
         return out
+
+
+def _passes(config: RunConfig) -> int:
+    """Forward passes that a sample costs, by the usual count: backward is two of them, one if only adapters learn."""
+    return 2 if config.trainer.lora.rank else 3
 
 
 def _use_deterministic_kernels() -> None:

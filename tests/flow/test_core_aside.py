@@ -363,6 +363,17 @@ def test_the_first_env_worker_after_a_start_is_no_witness_against_a_task(expecte
     assert scene.core.tally.tasks["a"].quarantined, "no other came"
 
 
+def test_a_clock_that_jumps_makes_the_only_env_worker_no_witness():
+    """A controller that was blocked for a while has not waited for the other workers."""
+    scene = Scene(tasks={"a": TaskRules(1), "b": TaskRules(1)}, groups_per_step=8, num_envs=2)
+    clock = Clock(scene)
+    clock.now += 1000.0
+    scene.do(ev.Tick(clock.now))
+    for play in [p for p in scene.take(ev.Play) if p.task == "a"]:
+        scene.do(ev.Ended(play.trajectory, play.issue, DropReason.RESET_FAILED))
+    assert "env" in scene.core.bench.aside and not scene.core.tally.tasks["a"].quarantined
+
+
 # --- tasks that come back --------------------------------------------------------------------------
 
 

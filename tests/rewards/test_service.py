@@ -58,12 +58,15 @@ def test_scores_failures_and_the_end(worker: Scripted) -> None:
     reasons = {
         "raise": "RuntimeError: told to", "sleep": "longer than 2 s", "spin": "longer than 2 s",
         "nan": "the reward is nan", "text": "the reward is '0.5'", "word": "success is 'no'", "none": "NoneType",
+        "a turn too many": "expected 2 finite numbers",
     }  # fmt: skip
     for deed in reasons:
         ask(worker, deed, deed=deed)
     for deed, reason in reasons.items():
         failed, _ = worker.expect(ScoreFailed, trajectory=deed)
         assert failed.issue == 3 and reason in failed.reason
+    ask(worker, "by turn", deed="turns")
+    assert worker.expect(Scored, trajectory="by turn")[0].turn_rewards == [0.25, 0.75]
     ask(worker, "c", "missing")
     assert "no module" in worker.expect(ScoreFailed, trajectory="c")[0].reason
     ask(worker, "d", "unknown")

@@ -290,6 +290,7 @@ class FakeWorld:
     """What rank 0 passes on is what the others get."""
 
     size = 2
+    device = torch.device("cpu")
 
     def __init__(self) -> None:
         self.passed_on: list[list[Frame]] = []

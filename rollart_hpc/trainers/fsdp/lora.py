@@ -36,12 +36,30 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
     wanted = peft.LoraConfig(r=lora.rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0, bias="none")
     torch.manual_seed(seed)
     try:
-        peft.inject_adapter_in_model(wanted, model, ADAPTER)
+        with _seemingly_loaded(model):
+            peft.inject_adapter_in_model(wanted, model, ADAPTER)
     except ValueError as error:
         legal = ", ".join(sorted({name.rsplit(".", 1)[-1] for name, _ in _linears(model)}))
         what = f"trainer.lora.targets: {lora.targets!r}: {str(error).splitlines()[0]}"
         raise UserError(what, f"use all-linear, or some of {legal}") from None
     _check(model)
+
+
+@contextmanager
+def _seemingly_loaded(model: PreTrainedModel) -> Iterator[None]:
+    """peft puts adapters where the weights are, and on the meta device they would get no values.
+
+    So weights seem to be on the CPU meanwhile: a single zero, seen in their shape.
+    """
+    linears: list[Any] = [linear for _, linear in _linears(model)]
+    on_meta = [(linear, linear.weight) for linear in linears if linear.weight.is_meta]
+    for linear, weight in on_meta:
+        linear.weight = torch.nn.Parameter(torch.zeros(()).expand(weight.shape), requires_grad=False)
+    try:
+        yield
+    finally:
+        for linear, weight in on_meta:
+            linear.weight = weight.requires_grad_(False)
 
 
 def _linears(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -82,6 +100,11 @@ def switched_off(model: torch.nn.Module) -> Iterator[None]:
 
 def is_adapter(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
+
+
+def base_name(name: str) -> str:
+    """The name that the base model has for a tensor of an adapted one."""
+    return name.replace(_BASE, ".")
 
 
 def merged(model: PreTrainedModel, named: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
