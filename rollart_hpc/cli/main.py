@@ -287,6 +287,12 @@ def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     engine.add_argument("--new", type=int, default=64, help="tokens per answer")
     engine.add_argument("--pairs", type=int, default=5, help="interleaved pairs; the median is reported")
     engine.add_argument("--json", action="store_true", help="JSON output")
+    simulated = _add(
+        kinds, "simulate", "rollart_hpc.cli.bench:simulate", "measure the turns per second that the simulator plays"
+    )
+    simulated.add_argument("--engines", type=int, nargs="+", default=[100, 640], metavar="N", help="numbers of engines")
+    simulated.add_argument("--seconds", type=float, default=20.0, help="CPU time to measure for each (20)")
+    simulated.add_argument("--json", action="store_true", help="JSON output")
     packing = _add(
         kinds, "packing", "rollart_hpc.cli.bench:packing", "plan the trainer's micro-batches, streamed and at once"
     )

@@ -122,10 +122,11 @@ def _machines(run: RunDir, status: Status, spans: list[Span]) -> Machines:
     trained_s = _seconds(spans, "trainer-0", "train")
     installs_s = _seconds(spans, "engine-", "weights")
     published_s = _seconds(spans, "trainer-0", "weights")
+    received_s = _seconds(spans, "relay-", "weights.receive")
     return Machines(
         train_fixed_s=fmean(published_s) if published_s else 0.0,
         install_s=fmean(installs_s) if installs_s else 1e-3,
-        push_s=1e-3,
+        push_s=fmean(received_s) if received_s else 1e-3,
         paces=paces,
         train_token_s=sum(trained_s) / max(1, tokens) if steps else 0.0,
     )

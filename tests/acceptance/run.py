@@ -12,6 +12,7 @@ python tests/acceptance/run.py smollm2
 python tests/acceptance/run.py benches
 python tests/acceptance/run.py hub
 python tests/acceptance/run.py paper        # simulated: every row of the paper's tables
+python tests/acceptance/run.py simulated-scale
 python tests/acceptance/run.py ray          # installs Ray into an environment of its own
 python tests/acceptance/run.py sick         # this and the next ones write parts of reliability.md; 15 minutes
 python tests/acceptance/run.py strangers    # 5 minutes
@@ -56,6 +57,7 @@ from tests.acceptance.quickstart import quickstart
 from tests.acceptance.reliability import render
 from tests.acceptance.scale import SIZES, scale
 from tests.acceptance.sick import sick
+from tests.acceptance.simulated_scale import simulated_scale
 from tests.acceptance.slurm import slurm
 from tests.acceptance.smollm2 import smollm2
 from tests.acceptance.soak import soak
@@ -101,6 +103,7 @@ def main() -> int:
             "benches": lambda: benches(keep),
             "hub": hub,
             "paper": lambda: paper(args.resume),
+            "simulated-scale": simulated_scale,
             "ray": lambda: against_ray(keep),
             "faults": lambda: faults(args.faults_s, args.cores),
             "mutants": lambda: mutants(args.cores),
