@@ -488,7 +488,7 @@ class Core:
         self.publisher.ready(event.epoch, event.host, event.port, event.secret)
 
     def _transfer_failed(self, event: ev.TransferFailed) -> None:
-        self.publisher.paid(event.worker)
+        self.publisher.paid(event.worker, epoch=event.epoch)
         if event.epoch:
             self.publisher.failed(event.epoch)
         elif event.worker in self.workers:

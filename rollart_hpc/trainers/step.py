@@ -25,7 +25,7 @@ from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers import algorithms, packing
 from rollart_hpc.trainers.checksums import Head
-from rollart_hpc.trainers.contract import StepResult
+from rollart_hpc.trainers.contract import Keep, StepResult
 from rollart_hpc.trainers.flops import operations
 from rollart_hpc.trainers.merging import Balanced, InOrder, Waiting
 from rollart_hpc.trainers.packing import MicroBatch
@@ -103,8 +103,14 @@ class StepTrainer(ABC):
     def _restore(self, directory: Path) -> Head:
         """Load weights and optimizer state in place."""
 
-    def _weights_digest(self) -> str:
-        return digest(self.export())
+    def _weights_digest(self, keep: Keep = digest) -> str:
+        """Rank 0 hands the weights to `keep`; the other ranks take part in gathering them, and are told the digest."""
+        mine = [keep(self.export()).encode()] if self._world.rank == 0 else None
+        if mine is None:
+            for _ in self.export():
+                pass
+        (told,) = self._world.broadcast(mine)
+        return bytes(told).decode()
 
     # --- one step ----------------------------------------------------------------------------
 
@@ -116,7 +122,7 @@ class StepTrainer(ABC):
         if not last:
             self._train(self._waiting.ready())
 
-    def step(self) -> StepResult:
+    def step(self, keep: Keep | None = None) -> StepResult:
         self._take(self._held)
         self._add_up()
         tally, waiting = self._tally, self._waiting
@@ -131,7 +137,7 @@ class StepTrainer(ABC):
         metrics |= self._update(total, is_sound=bool(np.isfinite(metrics["loss"])))
         metrics |= {"packing_efficiency": waiting.efficiency, "micro_batches": float(waiting.num_slots)}
         self.version += 1
-        parent, self.digest = self.digest, self._weights_digest()
+        parent, self.digest = self.digest, self._weights_digest(keep or digest)
         return StepResult(
             self.version, parent, self.digest, metrics, int(self._world.max([peak_bytes(self._world.device)])[0])
         )

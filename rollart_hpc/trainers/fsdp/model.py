@@ -143,8 +143,7 @@ def _inputs(micro: MicroBatch) -> dict[str, Any]:
 
 def full_tensors(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
     """Gathers one tensor at a time. It may share memory with the live weights: copy it if you keep it."""
-    for name, full in lora.merged(model, named_tensors(model)):
-        yield name, full.to(dtype) if full.is_floating_point() else full
+    return lora.merged(model, named_tensors(model), dtype)
 
 
 def saved_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
