@@ -27,9 +27,10 @@ def test_a_better_run_is_found_confirmed_and_written(tmp_path: Path, capsys: pyt
     assert told["before"][0]["bound"] == "trainer"
     assert told["is_complete"] and told["tried"] >= 2 and told["gain"] > 1.2
     assert len(told["before"]) == len(told["after"]) == 2 and "no prefix reuse" in told["sensitivity"]
-    assert told["overrides"]["pools.compute.engines"] + told["overrides"]["trainer.ranks"] <= told["gpus"]["h800"]
+    engines, ranks = told["overrides"].get("pools.compute.engines", 4), told["overrides"]["trainer.ranks"]
+    assert ranks > 4 and engines + ranks <= told["gpus"]["h800"]
     written = load_all(file, [], needs_model=False).config
-    assert written.pools["compute"].engines == told["overrides"]["pools.compute.engines"]
+    assert (written.pools["compute"].engines, written.trainer.ranks) == (engines, ranks)
     assert written.flow.groups_per_step == 4, "with the overrides of the command line"
     assert plan("--optimize", "step", "--write", str(file)) == 2 and "the file exists" in capsys.readouterr().err
 
