@@ -6,6 +6,8 @@ import struct
 import zlib
 from functools import cache
 
+from rollart_hpc.types import OBSERVED
+
 PROMPT_TOKENS, ANSWER_TOKENS = 256, 64
 PROMPT_BYTES, ANSWER_BYTES = 4 * PROMPT_TOKENS, 12 * ANSWER_TOKENS  # an answer has ids, log-probs and versions
 TURN_TOKENS = PROMPT_TOKENS + ANSWER_TOKENS
@@ -27,6 +29,10 @@ def answer_of(version: int) -> tuple[bytes, bytes, bytes]:
 
 @cache
 def record_of(turns: int) -> tuple[bytes, ...]:
-    """The frames of Ended: the transcript, then ids, log-probs and versions of all tokens."""
+    """The frames of Ended: the transcript, then ids, log-probs and versions of all tokens.
+
+    The versions are those of observed tokens: sampled ones must not be older than the answers, which are not kept.
+    """
     tokens = turns * TURN_TOKENS
-    return bytes(CHARACTERS_PER_TOKEN * tokens), *[bytes(4 * tokens)] * 3
+    zeros, versions = bytes(4 * tokens), struct.pack("<i", OBSERVED) * tokens
+    return bytes(CHARACTERS_PER_TOKEN * tokens), zeros, zeros, versions
