@@ -62,7 +62,9 @@ class Trajectory:
     request: int = -1
     kv: str = ""  # split turns: handle of the prefilled KV
     turn: int = 0
+    prompt_tokens: int = 0  # of the current turn
     turn_tokens: int = 0  # prompt and maximum answer of the current turn
+    pools: tuple[str, ...] | None = None  # that serve it, () = all; None: it has not asked for a turn
     footprint: int = 0  # KV tokens reserved for it on an engine
     place: int = 0  # ticket in the router's queues; 0 = not waiting
     planned_version: int = -1  # installed version of the engine that samples its first tokens

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rollart_hpc.observe import ledger, lineage
+from rollart_hpc.observe.transcripts import Where, read, with_advantages
 from rollart_hpc.rundir import RunDir
 
 
@@ -34,6 +35,41 @@ def check_export(run: Any) -> Path:
     return target
 
 
+def check_logprobs(run: Any, exported: Path, version: int) -> None:
+    """Of the answers in the last validation: what the engine said, and what the exported model says."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
+    plays = list(read(RunDir(run.directory), Where(purpose="validate", steps=(version, version))))
+    assert {play.task for play in plays} == {"frozenlake", "sorting"}
+    compared = 0
+    for tokens in (tokens for play in plays for tokens in play.samples):
+        ids = torch.tensor(tokens.ids)
+        with torch.no_grad():
+            rows = torch.log_softmax(model(ids[None]).logits[0, :-1].float(), -1)
+        theirs = rows.gather(1, ids[1:, None])[:, 0]
+        sampled = torch.tensor(tokens.versions[1:]) >= 0
+        torch.testing.assert_close(torch.tensor(tokens.logprobs[1:])[sampled], theirs[sampled], atol=1e-4, rtol=0)
+        compared += int(sampled.sum())
+    assert compared > 4 * len(plays)
+
+
+def check_transcripts(run: Any) -> None:
+    """Every trained trajectory is there, with its step, its tokens, and advantages that are not all alike."""
+    directory = RunDir(run.directory)
+    plays = with_advantages(directory, read(directory))
+    trained = {play.trajectory: play for play in plays if play.step is not None}
+    assert set(trained) == {name for line in ledger.read(directory.ledger) for name in line.trajectories}
+    for play in trained.values():
+        (tokens,) = play.samples
+        assert len(tokens.ids) == play.tokens and play.first_version <= play.step and play.policy_s > 0
+        assert sum(version >= 0 for version in tokens.versions) == play.sampled_tokens
+        assert tokens.advantages is not None and len(tokens.advantages) == play.tokens
+        assert [message["role"] for message in play.messages] == ["user", "assistant"] * play.turns
+    assert len({round(max(play.samples[0].advantages, key=abs), 3) for play in trained.values()}) > 1
+
+
 def check_eval(run: Any) -> None:
     """The last validation again: same seeds, same weights, greedy, so every play has the same reward."""
     found = json.loads(call("eval", run.directory, "--seeds", 4, "--json"))
@@ -41,6 +77,14 @@ def check_eval(run: Any) -> None:
     assert not played.checkpoints.is_symlink() and set(found["tasks"]) == {"frozenlake", "sorting"}
     assert validations(played.path, version=0) == validations(run.directory, version=4)
     assert all(each["plays"] == each["seeds"] == 4 for each in found["tasks"].values())
+
+
+def check_model(exported: Path, *overrides: str) -> None:
+    """The directory is evaluated as any model, with other engines: what they say is what transformers says."""
+    more = ["--seeds", 4, "--json", "observe.transcript_tokens=1", "env.workers=1", "reward.workers=1"]
+    found = json.loads(call("eval", exported, "frozenlake", "sorting", *more, *overrides))
+    played = type("Played", (), {"directory": Path(found["run_dir"])})
+    check_logprobs(played, exported, version=0)
 
 
 def validations(directory: Path, version: int) -> dict[str, Any]:

@@ -56,13 +56,14 @@ def test_a_job_per_class_a_trainer_that_is_requeued_alone_and_elastic_engines(
     gate.unlink()
     run.until_engines("compute", 2)
     a_job_that_was_warned_gives_its_nodes_back_and_another_comes(run, limited)
+    the_controller_s_job_is_requeued_and_finds_the_others(run)
     nothing_is_left_after_the_end(run, {"h800", "spot", "l40s"})
 
 
 def jobs_of_a_class_run_in_its_container(notes: Path) -> None:
     """That of the engines that stay, and that of the elastic one. A stand-in for Apptainer notes its arguments."""
     calls = [path.read_text().splitlines() for path in notes.iterdir()]
-    assert len(calls) == 2
+    assert {"--nodes=l40s-0", "--nodes=l40s-1"} == {word for words in calls for word in words if "--nodes" in word}
     for words in calls:
         options, command = words[: words.index(IMAGE)], words[words.index(IMAGE) + 1 :]
         assert options[:3] == ["exec", "--nv", "--bind"] and "--hardware=l40s" in command
@@ -74,6 +75,16 @@ def a_job_that_was_warned_gives_its_nodes_back_and_another_comes(run: Shapes, jo
     run.until(lambda: run.job_of("engines-spot") not in (0, job), "another job")
     run.until_engines("bandwidth", 2)
     run.until_steps(len(run.ledger()) + 1)
+
+
+def the_controller_s_job_is_requeued_and_finds_the_others(run: Shapes) -> None:
+    """They keep their nodes meanwhile."""
+    units = ("trainer", "engines-l40s", "engines-spot")
+    before, steps = {unit: run.job_of(unit) for unit in units}, len(run.ledger())
+    run.cluster.slurm.run("scontrol", "requeue", str(run.job))
+    run.until_begun(2)
+    run.until_steps(steps + 1)
+    assert {unit: run.job_of(unit) for unit in units} == before, run.told()
 
 
 def the_trainer_is_requeued_alone(run: Shapes) -> None:

@@ -18,6 +18,7 @@ from rollart_hpc.bench.load.environments import Environments
 from rollart_hpc.bench.load.payloads import MEAN_TURNS, MOST_TURNS, TURN_TOKENS
 from rollart_hpc.bench.load.sockets import Answer, Identity, Peer, Sockets
 from rollart_hpc.bench.load.workers import Engines, Later, Relays, Rewards, Trainers
+from rollart_hpc.config.schema import ObserveConfig
 from rollart_hpc.errors import SiteError
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire import messages as ms
@@ -39,6 +40,7 @@ class LoadPlan(msgspec.Struct):
     slots: int
     seconds: float
     steps_to_fill: int  # until as many trajectories are buffered as ever will be
+    transcripts: bool = True  # are kept, as runs do by default
 
 
 class LoadFigures(msgspec.Struct):
@@ -75,7 +77,8 @@ class Load:
         self.plan = plan
         self.counts = Counts()
         self.sockets = Sockets(plan.address, RunDir(plan.run_dir).keys(1))
-        self.envs = Environments(self.counts, plan.slots)
+        observe = ObserveConfig() if plan.transcripts else ObserveConfig(transcripts=0.0)
+        self.envs = Environments(self.counts, plan.slots, observe)
         self._later = Later(plan.seconds)
         self.trainer = Trainers(self.counts, self._later)
         self._answers: dict[str, Answer] = {

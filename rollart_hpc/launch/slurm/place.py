@@ -152,7 +152,9 @@ class SlurmPlace:
 
     def release(self, node: str) -> None:
         """Its agent leaves, and the job with it, which would only wait for its time limit or for being preempted."""
-        self._server.dismiss(self._node_agents.agent_of(node), "its node is no longer needed")
+        agent = self._node_agents.agent_of(node)
+        if agent:
+            self._server.dismiss(agent, "its node is no longer needed")
 
     def see(self, told: Progress, now: float) -> None:
         self._told = told
