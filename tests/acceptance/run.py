@@ -98,7 +98,7 @@ def main() -> int:
             "slurm": lambda: slurm(keep),
             "jobs": lambda: jobs(keep),
             "before": lambda: before(keep, args.pairs),
-            "newest": lambda: newest(args.tests),
+            "newest": lambda: newest(keep, args.tests),
             "backends": lambda: backends(keep),
             "scale": lambda: scale(keep, args.nodes),
             "smollm2": lambda: smollm2(keep),
