@@ -11,6 +11,7 @@ python tests/acceptance/run.py benches
 python tests/acceptance/run.py hub
 python tests/acceptance/run.py paper        # simulated: every row of the paper's tables
 python tests/acceptance/run.py simulated-scale
+python tests/acceptance/run.py predicts     # the simulator against real runs; needs a quiet machine
 python tests/acceptance/run.py ray          # installs Ray into an environment of its own
 python tests/acceptance/run.py sick         # this and the next ones write parts of reliability.md; 15 minutes
 python tests/acceptance/run.py strangers    # 5 minutes
@@ -46,6 +47,7 @@ from tests.acceptance.jobs import jobs
 from tests.acceptance.modes import modes
 from tests.acceptance.mutants import mutants
 from tests.acceptance.paper import paper
+from tests.acceptance.predicts import predicts
 from tests.acceptance.quickstart import quickstart
 from tests.acceptance.reliability import render
 from tests.acceptance.scale import scale
@@ -90,6 +92,7 @@ def main() -> int:
             "hub": hub,
             "paper": lambda: paper(args.resume),
             "simulated-scale": simulated_scale,
+            "predicts": lambda: predicts(keep),
             "ray": lambda: against_ray(keep),
             "faults": lambda: faults(args.faults_s, args.cores),
             "mutants": mutants,
