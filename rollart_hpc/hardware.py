@@ -9,6 +9,7 @@ COMPUTE = "compute"  # training, prefill-heavy generation
 BANDWIDTH = "bandwidth"  # decode-heavy generation
 PROFILES = (COMPUTE, BANDWIDTH)
 ANY = "any"  # neither profile in particular
+AUTO = "auto"  # of a task: chosen while the run goes on
 NEEDS = (CPU, *PROFILES)
 MIN_SPEED, MAX_SPEED = 0.01, 100.0  # of an engine, relative to others
 

@@ -35,7 +35,7 @@ def engine(args: argparse.Namespace) -> int:
 
 
 def hub(args: argparse.Namespace) -> int:
-    settings = bench_hub.Settings(bench_hub.sizes_of(args.engines, args.slots), args.seconds)
+    settings = bench_hub.Settings(bench_hub.sizes_of(args.engines, args.slots), args.seconds, not args.no_transcripts)
     rows = bench_hub.bench_hub(settings, lambda text: print(text, file=sys.stderr, flush=True))
     print(bench_hub.as_json(settings, rows) if args.json else bench_hub.table(rows))
     return 0

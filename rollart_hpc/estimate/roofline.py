@@ -97,7 +97,7 @@ def weight_bytes(shape: ModelShape) -> int:
     return _ITEM * shape.parameters
 
 
-def turn_s(pace: Pace, prompt: int, cached: int, answer: int, decoding: int = 1) -> tuple[float, float]:
+def turn_s(pace: Pace, prompt: float, cached: float, answer: float, decoding: float = 1) -> tuple[float, float]:
     """Engine-seconds that one turn takes for prefill and for decoding, if the engine always decodes `decoding` turns.
 
     Of the prompt, `cached` tokens are in the KV cache already.

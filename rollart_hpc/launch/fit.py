@@ -65,12 +65,13 @@ class Fit:
             raise ConfigError(what, problems)
 
 
-def fit_of(config: RunConfig, site: SiteConfig, plan: Plan) -> Fit:
+def fit_of(config: RunConfig, site: SiteConfig, plan: Plan, shape: ModelShape | None = None) -> Fit:
+    """`shape`: of the model, if its directory is not there."""
     if not plan.components:
         return Fit()
-    if config.model.kind != "directory":
+    if shape is None and config.model.kind != "directory":
         return Fit(unknown="memory: the run makes a tiny model, which fits anywhere")
-    shape = read_shape(Path(config.model.path))
+    shape = shape or read_shape(Path(config.model.path))
     if shape is None:
         where = config.model.path or "model.path"
         return Fit(unknown=f"memory is not estimated: {where} has no config.json of a dense decoder")
@@ -98,9 +99,10 @@ def _trainer(config: RunConfig, site: SiteConfig, plan: Plan, shape: ModelShape)
 def trainer_size(config: RunConfig) -> TrainerSize | None:
     """None for a kind that does not say how it lays out a model."""
     trainer, backend = config.trainer, find("trainer", config.trainer.kind)
-    if not backend.is_sharded and backend.divides is None:
+    if backend.shards is None and backend.divides is None:
         return None
     tensor, pipeline = backend.divides(config) if backend.divides else (1, 1)
+    shards = backend.shards(config) if backend.shards else None
     return TrainerSize(
         ranks=trainer.ranks,
         tokens=max(trainer.microbatch_tokens, _longest(config)),
@@ -111,7 +113,8 @@ def trainer_size(config: RunConfig) -> TrainerSize | None:
         sums_whole=config.deterministic or trainer.ranks == 1,
         tensor=tensor,
         pipeline=pipeline,
-        is_sharded=backend.is_sharded,
+        shards=shards.ranks if shards else 0,
+        on_host=bool(shards and shards.on_host),
     )
 
 
@@ -126,13 +129,21 @@ def _trainer_advice(shape: ModelShape, size: TrainerSize, room: float) -> str:
         found.append("trainer.dtype=bfloat16")
     if not size.checkpointing and fits(checkpointing=True):
         found.append("trainer.activation_checkpointing=true")
-    ranks = next((n for n in _doubled(size.ranks) if fits(ranks=n, sums_whole=False)), 0)
+    if size.shards and not size.on_host and fits(on_host=True):
+        found.append("trainer.options.cpu_offload=true, which is slow")
+    if size.shards < size.ranks and fits(shards=size.ranks):
+        found.append("trainer.options.shard_ranks=0")
+    ranks = next(
+        (n for n in _doubled(size.ranks) if fits(ranks=n, shards=n if size.shards else 0, sums_whole=False)), 0
+    )
     if ranks:
-        found.append(f"trainer.ranks={ranks}")
+        found.append(
+            f"trainer.ranks={ranks}{' and trainer.options.shard_ranks=0' if 0 < size.shards < size.ranks else ''}"
+        )
     tokens = next((n for n in _halved(size.tokens) if fits(tokens=n)), 0)
     if tokens:
         found.append(f"trainer.microbatch_tokens={tokens} and max_tokens of tasks at most that")
-    if size.is_sharded and not size.adapter_rank and fits(adapter_rank=_LORA_RANK, has_reference=False):
+    if size.shards and not size.adapter_rank and fits(adapter_rank=_LORA_RANK, has_reference=False):
         found.append(f"trainer.lora.rank={_LORA_RANK}")
     return _any_of(found, "no single change is enough: combine activation checkpointing, more ranks, shorter samples")
 

@@ -14,6 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import append_line, mend
@@ -23,6 +25,7 @@ from rollart_hpc.flow.state import TaskTally
 from rollart_hpc.observe import ledger, metrics
 from rollart_hpc.observe.metrics import Board, MetricsLog
 from rollart_hpc.observe.status import (
+    AffinityStatus,
     StalenessStatus,
     Status,
     TaskStatus,
@@ -138,6 +141,7 @@ class Journal:
             **means_of(record),
             "spent_s": dict(self._spent_s),
             "kv_used": self._kv.take_peaks(),
+            **self._affinities(),
             "metrics": commit.metrics,
         }
         self._spent_s.clear()
@@ -145,6 +149,11 @@ class Journal:
         self._last_step_s, self._last_tokens = now, tokens
         self.metrics.step(line)
         self.board.step(line)
+
+    def _affinities(self) -> dict[str, Any]:
+        """Choices for tasks with `affinity: auto`, and the figures behind them."""
+        found = {task: self._affinity(task) for task in self.core.router.affinity.choices}
+        return {"affinity": msgspec.to_builtins(found)} if found else {}
 
     def validation(self, version: int) -> None:
         done = next(v for v in self.core.validator.done if v.version == version)
@@ -303,7 +312,16 @@ class Journal:
             quarantined=task.quarantined,
             quarantine_reason=task.quarantine_reason,
             last_error=task.last_error,
+            affinity=self._affinity(name),
         )
+
+    def _affinity(self, task: str) -> AffinityStatus | None:
+        affinity = self.core.router.affinity
+        if task not in affinity.choices:
+            return None
+        why = affinity.why(task)
+        figures = why.prompt, why.prefilled, why.decoded, why.reuse, why.turn_s
+        return AffinityStatus(why.choice, affinity.has_chosen, *figures)
 
     def _workers(self) -> dict[str, WorkerStatus]:
         alive, roll = self._alive(), self._roll

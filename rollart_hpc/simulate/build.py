@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rollart_hpc.config.automatic import automatic_tasks
 from rollart_hpc.config.check import nearest
+from rollart_hpc.config.launchers import is_cluster
 from rollart_hpc.config.model_shape import ModelShape, read_shape
 from rollart_hpc.config.pools import engine_of
 from rollart_hpc.config.schema import RunConfig
@@ -18,6 +20,7 @@ from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import ConfigError, UserError
 from rollart_hpc.estimate import roofline
 from rollart_hpc.estimate.memory import kv_capacity
+from rollart_hpc.estimate.pools import engine_figures
 from rollart_hpc.estimate.shapes import SHAPES
 from rollart_hpc.flow.rules import FlowRules, rules_of
 from rollart_hpc.hardware import Gpu
@@ -65,7 +68,8 @@ def build(case: Case, *, steps: int, plan: Plan | None = None) -> Spec:
     if problems:
         raise ConfigError(f"run {case.config.name} can't be simulated at site {case.site.name}", problems)
     config = case.config
-    rules = replace(rules_of(config), steps=steps, validation_plays=0, checkpoint_every=0)
+    figures = engine_figures(config, case.site, case.shape) if automatic_tasks(config) else None
+    rules = replace(rules_of(config, figures), steps=steps, validation_plays=0, checkpoint_every=0)
     shape = case.shape
     return Spec(
         rules=rules,
@@ -115,7 +119,7 @@ def _problems(case: Case, plan: Plan) -> Iterator[str]:
 
 
 def _lacking(site: SiteConfig, hardware: str, who: str) -> Iterator[str]:
-    if hardware not in site.classes:
+    if hardware not in site.classes or not is_cluster(site.launcher):  # pools of one machine only stand for classes
         yield (
             f"{who}: site {site.name} has no class with figures of its hardware; use --site with one that has GPUs, or "
             "--workload RUN_DIR of a run on this machine"

@@ -25,12 +25,13 @@ from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers import algorithms, packing
 from rollart_hpc.trainers.checksums import Head
-from rollart_hpc.trainers.contract import StepResult
-from rollart_hpc.trainers.flops import even_tokens
+from rollart_hpc.trainers.contract import Keep, StepResult
+from rollart_hpc.trainers.flops import operations
 from rollart_hpc.trainers.merging import Balanced, InOrder, Waiting
 from rollart_hpc.trainers.packing import MicroBatch
 from rollart_hpc.trainers.planning import Planner, Slot
 from rollart_hpc.trainers.schedule import learning_rate
+from rollart_hpc.trainers.speed import peak_bytes
 from rollart_hpc.trainers.tally import Tally
 from rollart_hpc.trainers.world import World
 from rollart_hpc.types import Sample, TokenRecord, TrainGroup
@@ -56,7 +57,8 @@ class StepTrainer(ABC):
         self._world = world
         self._replica = replica
         self._num_stages = num_stages
-        self._planner = Planner(num_replicas, config.trainer.microbatch_tokens, even_tokens(model_dir))
+        self._operations = operations(model_dir)
+        self._planner = Planner(num_replicas, config.trainer.microbatch_tokens, self._operations.even_tokens)
         limits = {name: task.max_tokens for name, task in config.tasks.items()}
         self._objective = algorithms.Objective(config.algorithm, limits)
         self._tallies = True  # False on all ranks of a replica but one
@@ -101,8 +103,14 @@ class StepTrainer(ABC):
     def _restore(self, directory: Path) -> Head:
         """Load weights and optimizer state in place."""
 
-    def _weights_digest(self) -> str:
-        return digest(self.export())
+    def _weights_digest(self, keep: Keep = digest) -> str:
+        """Rank 0 hands the weights to `keep`; the other ranks take part in gathering them, and are told the digest."""
+        mine = [keep(self.export()).encode()] if self._world.rank == 0 else None
+        if mine is None:
+            for _ in self.export():
+                pass
+        (told,) = self._world.broadcast(mine)
+        return bytes(told).decode()
 
     # --- one step ----------------------------------------------------------------------------
 
@@ -114,7 +122,7 @@ class StepTrainer(ABC):
         if not last:
             self._train(self._waiting.ready())
 
-    def step(self) -> StepResult:
+    def step(self, keep: Keep | None = None) -> StepResult:
         self._take(self._held)
         self._add_up()
         tally, waiting = self._tally, self._waiting
@@ -129,8 +137,10 @@ class StepTrainer(ABC):
         metrics |= self._update(total, is_sound=bool(np.isfinite(metrics["loss"])))
         metrics |= {"packing_efficiency": waiting.efficiency, "micro_batches": float(waiting.num_slots)}
         self.version += 1
-        parent, self.digest = self.digest, self._weights_digest()
-        return StepResult(self.version, parent, self.digest, metrics)
+        parent, self.digest = self.digest, self._weights_digest(keep or digest)
+        return StepResult(
+            self.version, parent, self.digest, metrics, int(self._world.max([peak_bytes(self._world.device)])[0])
+        )
 
     def discard(self) -> None:
         self._clear()
@@ -175,7 +185,10 @@ class StepTrainer(ABC):
             self._tally.num_left_out += sum(c for c, sample in zip(counts, group.samples) if sample.is_left_out)
             weighed = zip(group.samples, self._objective.weights(group), counts, strict=True)
             chosen = [(sample, weight) for sample, weight, count in weighed if count and not sample.is_left_out]
-            self._waiting.add([len(sample.record) for sample, _ in chosen])
+            lengths = [len(sample.record) for sample, _ in chosen]
+            self._waiting.add(lengths)
+            self._tally.num_trained += sum(lengths)
+            self._tally.operations += _passes(self._config) * sum(map(self._operations.forward, lengths))
             self._samples += [sample for sample, _ in chosen]
             self._weights += [weight for _, weight in chosen]
 
@@ -253,6 +266,11 @@ class StepTrainer(ABC):
             for i, part in zip(members, np.split(packed, np.cumsum(micro.lengths)[:-1]), strict=True):
                 out[i][:] = part
         return out
+
+
+def _passes(config: RunConfig) -> int:
+    """Forward passes that a sample costs, by the usual count: backward is two of them, one if only adapters learn."""
+    return 2 if config.trainer.lora.rank else 3
 
 
 def _use_deterministic_kernels() -> None:

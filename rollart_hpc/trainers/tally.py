@@ -7,6 +7,7 @@ Each rank sums over its sampled tokens, in the order of its micro-batches; the r
     entropy                   exact if the entropy bonus is used, else estimated by -log p of the sampled tokens
     correction_*              of the weights that corrections give: mean, share of tokens with weight 0
     left_out_fraction         share of tokens that shaping leaves out
+    trained_tokens, tflop     all tokens of trained samples, and the model's operations for them (`flops`; 0: unknown)
     lagN_*                    the same and more for tokens sampled N versions ago (4: or earlier): their share of all,
                               KL to the policy that sampled them, effective sample size (1 = as good as on-policy) of
                               their uncorrected weights, and the share that corrections mask
@@ -38,6 +39,8 @@ class Tally:
         self.num_samples = 0
         self.num_groups = 0
         self.num_left_out = 0  # tokens
+        self.num_trained = 0  # tokens of trained samples, observed ones too
+        self.operations = 0.0  # of the model, for them
         self.rewards: list[float] = []
         self._sums = [0.0] * len(_SUMS)
         self._maxima = [0.0] * len(_MAXIMA)
@@ -88,6 +91,8 @@ class Tally:
             "samples": float(self.num_samples),
             "trajectories": float(len(self.rewards)),
             "left_out_fraction": self.num_left_out / tokens,
+            "trained_tokens": float(self.num_trained),
+            "tflop": self.operations / 1e12,
             **_lag_metrics(world.sum(self._lags)),
         }
 
