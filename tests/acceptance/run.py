@@ -13,6 +13,7 @@ python tests/acceptance/run.py benches
 python tests/acceptance/run.py hub
 python tests/acceptance/run.py paper        # simulated: every row of the paper's tables
 python tests/acceptance/run.py simulated-scale
+python tests/acceptance/run.py predicts     # the simulator against real runs; needs a quiet machine
 python tests/acceptance/run.py streamed-scale  # the real controller under the events of simulated clusters
 python tests/acceptance/run.py ray          # installs Ray into an environment of its own
 python tests/acceptance/run.py sick         # this and the next ones write parts of reliability.md; 15 minutes
@@ -54,6 +55,7 @@ from tests.acceptance.mutants import mutants
 from tests.acceptance.newest import newest
 from tests.acceptance.offpolicy import offpolicy
 from tests.acceptance.paper import paper
+from tests.acceptance.predicts import predicts
 from tests.acceptance.quickstart import quickstart
 from tests.acceptance.reliability import render
 from tests.acceptance.scale import SIZES, scale
@@ -106,6 +108,7 @@ def main() -> int:
             "hub": hub,
             "paper": lambda: paper(args.resume),
             "simulated-scale": simulated_scale,
+            "predicts": lambda: predicts(keep),
             "streamed-scale": streamed_scale,
             "ray": lambda: against_ray(keep),
             "faults": lambda: faults(args.faults_s, args.cores),
