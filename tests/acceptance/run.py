@@ -15,6 +15,8 @@ python tests/acceptance/run.py paper        # simulated: every row of the paper'
 python tests/acceptance/run.py simulated-scale
 python tests/acceptance/run.py predicts     # the simulator against real runs; needs a quiet machine
 python tests/acceptance/run.py streamed-scale  # the real controller under the events of simulated clusters
+python tests/acceptance/run.py streamed-scale  # the real controller under the events of simulated clusters
+python tests/acceptance/run.py simulated-scale
 python tests/acceptance/run.py ray          # installs Ray into an environment of its own
 python tests/acceptance/run.py sick         # this and the next ones write parts of reliability.md; 15 minutes
 python tests/acceptance/run.py strangers    # 5 minutes
@@ -110,6 +112,8 @@ def main() -> int:
             "simulated-scale": simulated_scale,
             "predicts": lambda: predicts(keep),
             "streamed-scale": streamed_scale,
+            "streamed-scale": streamed_scale,
+            "simulated-scale": simulated_scale,
             "ray": lambda: against_ray(keep),
             "faults": lambda: faults(args.faults_s, args.cores),
             "mutants": lambda: mutants(args.cores),
