@@ -9,6 +9,7 @@ python tests/acceptance/run.py scale        # likewise, with 200 nodes: 12 GB of
 python tests/acceptance/run.py smollm2
 python tests/acceptance/run.py benches
 python tests/acceptance/run.py hub
+python tests/acceptance/run.py gpu-readiness
 python tests/acceptance/run.py ray          # installs Ray into an environment of its own
 python tests/acceptance/run.py sick         # this and the next ones write parts of reliability.md; 15 minutes
 python tests/acceptance/run.py strangers    # 5 minutes
@@ -39,6 +40,7 @@ from tests.acceptance.benches import benches
 from tests.acceptance.chaos import chaos
 from tests.acceptance.faults import faults
 from tests.acceptance.fuzz import fuzz
+from tests.acceptance.gpu_readiness import gpu_readiness
 from tests.acceptance.hub import hub
 from tests.acceptance.jobs import jobs
 from tests.acceptance.modes import modes
@@ -83,6 +85,7 @@ def main() -> int:
             "smollm2": lambda: smollm2(keep),
             "benches": lambda: benches(keep),
             "hub": hub,
+            "gpu-readiness": lambda: gpu_readiness(keep),
             "ray": lambda: against_ray(keep),
             "faults": lambda: faults(args.faults_s, args.cores),
             "mutants": mutants,
