@@ -12,5 +12,5 @@ BACKEND = Backend(
     imports=("rollart_hpc.trainers.fsdp.trainer",),
     is_forkable=True,
     is_sharded=True,
-    can=frozenset({"ranks", "lora", "activation_checkpointing", "deterministic"}),
+    can=frozenset({"ranks", "lora", "activation_checkpointing", "deterministic", "critic", "kl_refresh"}),
 )

@@ -207,6 +207,16 @@ def test_divergences_are_finite(gap: float) -> None:
         assert moving.grad.isfinite().all()
 
 
+@pytest.mark.parametrize(("measured", "factor"), [(0.1, 1.0), (0.11, 1.001), (0.5, 1.002), (0.0, 0.998)])
+def test_an_adapted_coefficient_moves_by_a_fifth_over_its_horizon(measured: float, factor: float) -> None:
+    objective = Objective(AlgorithmConfig(kl=0.2, kl_target=0.1, kl_horizon=1000))
+    objective.adapt(measured, 10)
+    assert objective.kl == pytest.approx(0.2 * factor)
+    fixed = Objective(AlgorithmConfig(kl=0.2))
+    fixed.adapt(measured, 10)
+    assert fixed.kl == 0.2
+
+
 def test_entropy_of_a_uniform_distribution() -> None:
     assert entropy_of(torch.log_softmax(torch.zeros(2, 8), -1)).tolist() == pytest.approx([math.log(8)] * 2)
 
