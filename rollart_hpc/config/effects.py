@@ -51,6 +51,11 @@ TABLE = (
         "algorithm.kl is 0, so there is no KL penalty",
     ),
     Idle(
+        ("algorithm.kl_weighted",),
+        lambda run, _: run.algorithm.kl == 0 or run.algorithm.kl_in == "reward",
+        "there is no KL in the loss",
+    ),
+    Idle(
         ("algorithm.kl_horizon",),
         lambda run, _: run.algorithm.kl_target == 0,
         "algorithm.kl_target is 0, so the coefficient stays",

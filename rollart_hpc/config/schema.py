@@ -187,6 +187,11 @@ class AlgorithmConfig:
             "reward": "subtracted from the advantage of the token and of those before it in its sample",
         },
     )
+    kl_weighted: bool = key(
+        False,
+        "multiply the KL of a token in the loss by the ratio of the loss; the gradient of k3 then is that of the "
+        "reverse KL, also off-policy",
+    )
     kl_refresh: int = key(
         0,
         "steps after which the reference becomes a copy of the policy, again and again; 0 = it stays the base model",

@@ -20,9 +20,9 @@ ARMS = {
 
 
 def cases(seeds: list[int]) -> Iterator[Case]:
-    """A whole picture of one seed before the next. Long lags first: there the arms differ most."""
+    """A whole picture of one seed before the next, its extremes first."""
     for seed in seeds:
-        for lag in sorted(LAGS, reverse=True):
+        for lag in (8, 0, 4, 2, 1):
             for arm, (_, overrides) in ARMS.items():
                 yield Case(f"lag={lag} {arm}", seed, lag, overrides)
 

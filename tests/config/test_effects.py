@@ -25,6 +25,7 @@ CASES = [
     ("algorithm.loss_params.dual_clip=4.0", ["algorithm.decoupled=true"], []),
     ("algorithm.kl_estimator=k2", [], ["algorithm.kl=0.1"]),
     ("algorithm.kl_in=reward", [], ["algorithm.kl=0.1"]),
+    ("algorithm.kl_weighted=true", ["algorithm.kl=0.1", "algorithm.kl_in=reward"], ["algorithm.kl=0.1"]),
     ("algorithm.kl_refresh=5", [], ["algorithm.kl=0.1"]),
     ("algorithm.kl_target=0.01", [], ["algorithm.kl=0.1"]),
     ("algorithm.kl_horizon=500", [], ["algorithm.kl=0.1", "algorithm.kl_target=0.01"]),

@@ -125,7 +125,7 @@ class Objective:
         if entropy is not None:
             loss = loss - self._algorithm.entropy * entropy
         if kl is not None and not is_reward:
-            loss = loss + self.kl * kl
+            loss = loss + self.kl * (kl * tokens.ratio if self._algorithm.kl_weighted else kl)
         return TokenTerms(loss, found.is_clipped, tokens.proximal, tokens.weight, correction, entropy, kl)
 
     def _penalised(self, tokens: Tokens, kl: Tensor) -> Tokens:
