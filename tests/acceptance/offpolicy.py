@@ -15,6 +15,10 @@ LAGS = (0, 1, 2, 4, 8)
 ARMS = {
     "none": ("nothing: old tokens count like new ones", ["algorithm.decoupled=true", "algorithm.corrections.none={}"]),
     "token": ("`decoupled: true`: weight of each token, at most 2", ["algorithm.decoupled=true"]),
+    "mask": (
+        "`decoupled: true`, tokens whose weight is not in 0.5 to 2 left out",
+        ["algorithm.decoupled=true", "algorithm.corrections.token={low: 0.5, high: 2, how: mask}"],
+    ),
     "clip": ("ratios to the log-probs at sampling, clipped (the default)", []),
 }
 
