@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, is_dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 BackendRole = Literal["engine", "trainer"]
 
@@ -35,6 +35,13 @@ _KIND = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
+class Shards(NamedTuple):
+    """How a run shards the weights of its trainer."""
+
+    ranks: int  # that share one copy
+    on_host: bool = False  # shards, gradients and optimizer state are in host memory
+
+
 @dataclass(frozen=True, kw_only=True)
 class Backend:
     role: BackendRole
@@ -53,8 +60,9 @@ class Backend:
     ignores: tuple[str, ...] = ()  # keys of the section `engine` or `trainer` that have no effect
     min_head_dim: int = 1  # smallest attention head that its kernels support
     gpu_share: tuple[str, float] | None = None  # engines that fill a share of a GPU with KV: its option, its default
-    is_sharded: bool = False  # trainers that shard weights over all ranks and gather them block by block
+    shards: Callable[[Any], Shards] | None = None  # trainers that shard weights and gather them block by block
     divides: Callable[[Any], tuple[int, int]] | None = None  # trainers: RunConfig -> tensor, pipeline parallel ranks
+    divided_by: tuple[str, ...] = ()  # trainers: options that cut a model over ranks; each is 1 on a single rank
     check: Callable[[Any], Iterable[str]] | None = None  # RunConfig -> problems that the fields above can't express
     raw: str = ""  # engines: module:callable (EngineSetup) that uses the library directly, for `bench engine`
 

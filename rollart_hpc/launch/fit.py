@@ -1,6 +1,6 @@
 """Whether a run fits into the memory of its GPUs, hosts and shared memory, before it is submitted. Starts nothing.
 
-`launch.memory` counts bytes; this module compares them with the classes of a site, and finds what would fit instead.
+`estimate.memory` counts bytes; this module compares them with the classes of a site, and finds what would fit instead.
 A class whose GPU memory is unknown is shown without a verdict.
 """
 
@@ -17,12 +17,13 @@ from rollart_hpc.config.pools import engine_of
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import ConfigError
-from rollart_hpc.launch.memory import (
+from rollart_hpc.estimate.memory import (
     ITEM_BYTES,
     EngineSize,
     Parts,
     TrainerSize,
     engine_parts,
+    kv_capacity,
     kv_token_bytes,
     relay_bytes,
     trainer_parts,
@@ -64,12 +65,13 @@ class Fit:
             raise ConfigError(what, problems)
 
 
-def fit_of(config: RunConfig, site: SiteConfig, plan: Plan) -> Fit:
+def fit_of(config: RunConfig, site: SiteConfig, plan: Plan, shape: ModelShape | None = None) -> Fit:
+    """`shape`: of the model, if its directory is not there."""
     if not plan.components:
         return Fit()
-    if config.model.kind != "directory":
+    if shape is None and config.model.kind != "directory":
         return Fit(unknown="memory: the run makes a tiny model, which fits anywhere")
-    shape = read_shape(Path(config.model.path))
+    shape = shape or read_shape(Path(config.model.path))
     if shape is None:
         where = config.model.path or "model.path"
         return Fit(unknown=f"memory is not estimated: {where} has no config.json of a dense decoder")
@@ -97,9 +99,10 @@ def _trainer(config: RunConfig, site: SiteConfig, plan: Plan, shape: ModelShape)
 def trainer_size(config: RunConfig) -> TrainerSize | None:
     """None for a kind that does not say how it lays out a model."""
     trainer, backend = config.trainer, find("trainer", config.trainer.kind)
-    if not backend.is_sharded and backend.divides is None:
+    if backend.shards is None and backend.divides is None:
         return None
     tensor, pipeline = backend.divides(config) if backend.divides else (1, 1)
+    shards = backend.shards(config) if backend.shards else None
     return TrainerSize(
         ranks=trainer.ranks,
         tokens=max(trainer.microbatch_tokens, _longest(config)),
@@ -111,7 +114,8 @@ def trainer_size(config: RunConfig) -> TrainerSize | None:
         sums_whole=config.deterministic or trainer.ranks == 1,
         tensor=tensor,
         pipeline=pipeline,
-        is_sharded=backend.is_sharded,
+        shards=shards.ranks if shards else 0,
+        on_host=bool(shards and shards.on_host),
     )
 
 
@@ -126,13 +130,21 @@ def _trainer_advice(shape: ModelShape, size: TrainerSize, room: float) -> str:
         found.append("trainer.dtype=bfloat16")
     if not size.checkpointing and fits(checkpointing=True):
         found.append("trainer.activation_checkpointing=true")
-    ranks = next((n for n in _doubled(size.ranks) if fits(ranks=n, sums_whole=False)), 0)
+    if size.shards and not size.on_host and fits(on_host=True):
+        found.append("trainer.options.cpu_offload=true, which is slow")
+    if size.shards < size.ranks and fits(shards=size.ranks):
+        found.append("trainer.options.shard_ranks=0")
+    ranks = next(
+        (n for n in _doubled(size.ranks) if fits(ranks=n, shards=n if size.shards else 0, sums_whole=False)), 0
+    )
     if ranks:
-        found.append(f"trainer.ranks={ranks}")
+        found.append(
+            f"trainer.ranks={ranks}{' and trainer.options.shard_ranks=0' if 0 < size.shards < size.ranks else ''}"
+        )
     tokens = next((n for n in _halved(size.tokens) if fits(tokens=n)), 0)
     if tokens:
         found.append(f"trainer.microbatch_tokens={tokens} and max_tokens of tasks at most that")
-    if size.is_sharded and not size.adapter_rank and fits(adapter_rank=_LORA_RANK, has_reference=False):
+    if size.shards and not size.adapter_rank and fits(adapter_rank=_LORA_RANK, has_reference=False):
         found.append(f"trainer.lora.rank={_LORA_RANK}")
     return _any_of(found, "no single change is enough: combine activation checkpointing, more ranks, shorter samples")
 
@@ -144,7 +156,7 @@ def _engines(config: RunConfig, site: SiteConfig, plan: Plan, shape: ModelShape)
     kinds = {(proc.pool, proc.hardware): proc for proc in plan.of("engine") if proc.needs.gpus}
     for (pool, hardware), proc in kinds.items():
         has = site.gpu(hardware).memory_gb * GB
-        size, share = _engine_size(config, pool, proc.needs.gpus)
+        size, share = engine_size(config, pool, proc.needs.gpus)
         parts = engine_parts(shape, size)
         per_token, longest = kv_token_bytes(shape, size), max(1, _longest(config))
         if share is None:
@@ -152,7 +164,7 @@ def _engines(config: RunConfig, site: SiteConfig, plan: Plan, shape: ModelShape)
             tokens, room = int(parts["KV"] / per_token), has * USABLE
         else:
             room = has * share
-            tokens = max(0, int((room - sum(parts.values())) / per_token))
+            tokens = kv_capacity(shape, size, room)
             parts["KV"] = max(longest, tokens) * per_token  # at least one trajectory must fit
         needs = sum(parts.values())
         note = f"KV of {tokens} tokens: {tokens / longest:.3g} trajectories of {longest}" if has else ""
@@ -161,7 +173,7 @@ def _engines(config: RunConfig, site: SiteConfig, plan: Plan, shape: ModelShape)
         yield _judged(row, f"pools.{pool}", advise, room)
 
 
-def _engine_size(config: RunConfig, pool: str, gpus: int) -> tuple[EngineSize, float | None]:
+def engine_size(config: RunConfig, pool: str, gpus: int) -> tuple[EngineSize, float | None]:
     """And the share of a GPU that it fills; None if it makes room for `kv_slots` trajectories instead."""
     engine = engine_of(config, pool)
     size = EngineSize(gpus, ITEM_BYTES[engine.dtype], engine.max_prefill_tokens, engine.max_running)

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator
 from typing import Protocol
 
+from rollart_hpc.backends.registry import find
 from rollart_hpc.config.pools import engine_of
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.launch.packing import Needs
@@ -66,7 +67,9 @@ def _controller(config: RunConfig) -> Needs:
 
 def _trainer(config: RunConfig) -> Needs:
     per_parameter = _ITEM_BYTES["float32"] if config.trainer.lora.rank else _TRAINED_BYTES
-    return _floor(config, Needs(1, memory_gb=2.0), 4, per_parameter / config.trainer.ranks)
+    shards = find("trainer", config.trainer.kind).shards
+    holders = shards(config).ranks if shards else config.trainer.ranks
+    return _floor(config, Needs(1, memory_gb=2.0), 4, per_parameter / holders)
 
 
 def _engine(config: RunConfig, pool: str, gpus: int) -> Needs:

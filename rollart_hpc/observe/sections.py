@@ -152,8 +152,23 @@ def trainer_time(run: Run) -> str:
         other_s = max(0.0, _mean(chunk, "step_s") - wait_s - train_s)
         parts = [("train", train_s, "train"), ("wait for batch", wait_s, "wait"), ("other", other_s, "other")]
         stacks.append(Stack(str(chunk[0].get("version", i)), parts))
-    sub = "seconds per step; other: validation, checkpoints, publishing weights"
+    sub = "seconds per step; other: validation, checkpoints, publishing weights" + _speed(steps)
     return section("Where the trainer's time went", sub, columns(stacks, x_title="policy version", unit=" s"))
+
+
+def _speed(steps: list[dict[str, Any]]) -> str:
+    """Medians of what `trainers.speed` measured, if anything."""
+    shown = (
+        ("tokens_per_s_rank", "{:.0f} tokens/s per rank"),
+        ("mfu", "MFU {:.1%}"),
+        ("memory_peak_gb", "peak {:.1f} GB"),
+    )
+    parts = []
+    for name, text in shown:
+        values = sorted(metrics[name] for step in steps if name in (metrics := step.get("metrics") or {}))
+        if values:
+            parts.append(text.format(values[len(values) // 2]))
+    return f"; median: {', '.join(parts)}" if parts else ""
 
 
 def _mean(steps: list[dict[str, Any]], key: str) -> float:
@@ -211,6 +226,23 @@ def pools(run: Run) -> str:
     for name, hours in run.cluster.gpu_hours.items():
         sub += f"; GPU-hours on {name}: {hours.given:.2f}, {hours.idle:.2f} of them idle"
     return section("Share of each pool per task", sub, chart)
+
+
+def affinities(run: Run) -> str:
+    """Why tasks with `affinity: auto` had their pools."""
+    found = {name: task.affinity for name, task in run.status.tasks.items() if task.affinity is not None}
+    if not found:
+        return ""
+    names = list(dict.fromkeys(pool for own in found.values() for pool in own.turn_s))
+    rows = [
+        [name, own.choice if own.is_measured else "not yet", f"{own.prompt_tokens:.0f}", f"{own.prefill_tokens:.0f}",
+         f"{own.reuse:.0%}", f"{own.decode_tokens:.1f}",
+         *(f"{1000 * own.turn_s[pool]:.3g}" if pool in own.turn_s else "" for pool in names)]
+        for name, own in found.items()
+    ]  # fmt: skip
+    heads = ["task", "choice", "prompt tokens", "prefilled", "prefix reuse", "answer tokens"]
+    sub = "tasks with affinity: auto; means per turn at the end; the map with the least work of the busiest engine wins"
+    return section("Chosen pools", sub, table([*heads, *(f"ms in {pool}" for pool in names)], rows))
 
 
 def _largest(shares: dict[str, float]) -> str:

@@ -23,6 +23,7 @@ from rollart_hpc.config.schema import TaskConfig
 from rollart_hpc.errors import DETAIL_CHARS
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.rewards.contract import Score, Transcript
+from rollart_hpc.rewards.recording import Recorder
 from rollart_hpc.types import Frame
 from rollart_hpc.wire.link import Link
 from rollart_hpc.wire.messages import Scored, ScoreFailed, ScoreWanted, Stop
@@ -102,13 +103,24 @@ class Scorer:
         return self._functions[task](transcript, **params)
 
 
-def serve(link: Link, scorer: Scorer, tracer: Tracer, idle_s: float = math.inf, live_s: float = math.inf) -> bool:
+def serve(
+    link: Link,
+    scorer: Scorer,
+    tracer: Tracer,
+    recorder: Recorder,
+    *,
+    idle_s: float = math.inf,
+    live_s: float = math.inf,
+) -> bool:
     """Serve until stopped (returns False), or until it leaves (True): idle for `idle_s`, or running for `live_s`."""
-    end_s = time.monotonic() + live_s
-    while (left_s := min(idle_s, end_s - time.monotonic())) > 0:
-        received = link.recv(left_s if math.isfinite(left_s) else None)
+    moved_s = time.monotonic()
+    end_s = moved_s + live_s
+    while (left_s := min(moved_s + idle_s, end_s) - time.monotonic()) > 0:
+        wait_s = min(left_s, math.inf if recorder.wait_s is None else recorder.wait_s)
+        received = link.recv(wait_s if math.isfinite(wait_s) else None)
+        recorder.flush_if_due()
         if received is None:
-            break
+            continue
         message, frames = received
         tracer.set_offset(link.clock_offset_s)
         if isinstance(message, Stop):
@@ -117,5 +129,9 @@ def serve(link: Link, scorer: Scorer, tracer: Tracer, idle_s: float = math.inf, 
             with tracer.timed("reward", task=message.task, slot=message.trajectory):
                 answer = scorer.answer(message, frames)
             link.send(answer)
+            if isinstance(answer, Scored):
+                recorder.scored(message, frames[0], answer)
+                recorder.flush_if_due()
+        moved_s = time.monotonic()
     log.info("leaving: no work" if time.monotonic() < end_s else "leaving: lifetime is over")
     return True

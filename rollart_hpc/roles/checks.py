@@ -115,6 +115,9 @@ class Checks:
         oldest, newest = labels.min(), labels.max()
         if newest > trajectory.last_version or oldest < OBSERVED:
             raise Malformed(f"versions {oldest} to {newest}, but it was answered up to {trajectory.last_version}")
+        sampled = labels[labels != OBSERVED]
+        if sampled.size and sampled.min() < trajectory.first_version:
+            raise Malformed(f"version {sampled.min()}, but it was answered from {trajectory.first_version} on")
 
     # --- engines -----------------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ class Counts:
     samples: int = 0
     groups: int = 0
     left_out: int = 0  # tokens
+    trained: int = 0  # tokens of trained samples, observed ones too
+    operations: float = 0.0  # of the models, for them
     rewards: list[float] = field(default_factory=list)  # of trajectories
 
     def __add__(self, other: Counts) -> Counts:
@@ -31,6 +33,8 @@ class Counts:
             self.samples + other.samples,
             self.groups + other.groups,
             self.left_out + other.left_out,
+            self.trained + other.trained,
+            self.operations + other.operations,
             self.rewards + other.rewards,
         )
 
@@ -44,8 +48,8 @@ class Batch:
         self.samples: list[Sample] = []  # indexed as in `waiting`
         self._weights: list[float] = []
 
-    def add(self, group: TrainGroup, weights: Sequence[float]) -> None:
-        """A group with advantages, and the weight of a token of each sample.
+    def add(self, group: TrainGroup, weights: Sequence[float]) -> list[int]:
+        """A group with advantages, and the weight of a token of each sample. Returns the lengths of what is trained.
 
         A sample without sampled tokens can't be trained: skip it. Samples that shaping leaves out are counted: what is
         left must not weigh more for it.
@@ -53,12 +57,21 @@ class Batch:
         counts = [packing.num_trainable(sample) for sample in group.samples]
         left_out = sum(count for count, sample in zip(counts, group.samples) if sample.is_left_out)
         rewards = list(trajectory_rewards(group.samples).values())
-        self.counts += Counts(sum(counts), sum(count > 0 for count in counts), 1, left_out, rewards)
         weighed = zip(group.samples, weights, counts, strict=True)
         chosen = [(sample, weight) for sample, weight, count in weighed if count and not sample.is_left_out]
-        self.waiting.add([len(sample.record) for sample, _ in chosen])
+        lengths = [len(sample.record) for sample, _ in chosen]
+        self.counts += Counts(
+            tokens=sum(counts),
+            samples=sum(count > 0 for count in counts),
+            groups=1,
+            left_out=left_out,
+            trained=sum(lengths),
+            rewards=rewards,
+        )
+        self.waiting.add(lengths)
         self.samples += [sample for sample, _ in chosen]
         self._weights += [weight for _, weight in chosen]
+        return lengths
 
     def num_tokens(self, member: int) -> int:
         return packing.num_trainable(self.samples[member])

@@ -26,13 +26,14 @@ from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers import algorithms, packing
 from rollart_hpc.trainers.batches import Batch, Counts
 from rollart_hpc.trainers.checksums import Head
-from rollart_hpc.trainers.contract import StepResult
+from rollart_hpc.trainers.contract import Keep, StepResult
 from rollart_hpc.trainers.critic import Critic, explained_variance
-from rollart_hpc.trainers.flops import even_tokens
+from rollart_hpc.trainers.flops import operations
 from rollart_hpc.trainers.merging import Balanced, InOrder, Waiting
 from rollart_hpc.trainers.packing import MicroBatch
 from rollart_hpc.trainers.planning import Planner, Slot
 from rollart_hpc.trainers.schedule import learning_rate
+from rollart_hpc.trainers.speed import peak_bytes
 from rollart_hpc.trainers.tally import Tally
 from rollart_hpc.trainers.world import World
 from rollart_hpc.types import Sample, TokenRecord, TrainGroup
@@ -58,7 +59,8 @@ class StepTrainer(ABC):
         self._world = world
         self._replica = replica
         self._num_stages = num_stages
-        self._planner = Planner(num_replicas, config.trainer.microbatch_tokens, even_tokens(model_dir))
+        self._operations = operations(model_dir)
+        self._planner = Planner(num_replicas, config.trainer.microbatch_tokens, self._operations.even_tokens)
         limits = {name: task.max_tokens for name, task in config.tasks.items()}
         self._objective = algorithms.Objective(config.algorithm, limits)
         self._critic: Critic | None = None  # set by a backend that declares `critic`, if the algorithm needs one
@@ -107,8 +109,14 @@ class StepTrainer(ABC):
     def _restore(self, directory: Path) -> Head:
         """Load weights and optimizer state in place."""
 
-    def _weights_digest(self) -> str:
-        return digest(self.export())
+    def _weights_digest(self, keep: Keep = digest) -> str:
+        """Rank 0 hands the weights to `keep`; the other ranks take part in gathering them, and are told the digest."""
+        mine = [keep(self.export()).encode()] if self._world.rank == 0 else None
+        if mine is None:
+            for _ in self.export():
+                pass
+        (told,) = self._world.broadcast(mine)
+        return bytes(told).decode()
 
     # --- one step ----------------------------------------------------------------------------
 
@@ -120,11 +128,10 @@ class StepTrainer(ABC):
         if not last:
             self._train(self._batch.waiting.ready())
 
-    def step(self) -> StepResult:
+    def step(self, keep: Keep | None = None) -> StepResult:
         algorithm, tally = self._config.algorithm, self._tally
         held = self._with_advantages(self._held)
-        is_one = algorithm.updates * algorithm.epochs == 1 and self._critic is None
-        if is_one:
+        if algorithm.updates * algorithm.epochs == 1 and self._critic is None:
             self._fill(self._batch, held)
             batches = [self._batch]
             self._add_up()
@@ -142,8 +149,10 @@ class StepTrainer(ABC):
         self.version += 1
         if algorithm.kl > 0 and algorithm.kl_refresh and self.version % algorithm.kl_refresh == 0:
             self._renew_reference()
-        parent, self.digest = self.digest, self._weights_digest()
-        return StepResult(self.version, parent, self.digest, metrics)
+        parent, self.digest = self.digest, self._weights_digest(keep or digest)
+        return StepResult(
+            self.version, parent, self.digest, metrics, int(self._world.max([peak_bytes(self._world.device)])[0])
+        )
 
     def discard(self) -> None:
         self._clear()
@@ -181,7 +190,8 @@ class StepTrainer(ABC):
 
     def _fill(self, batch: Batch, groups: list[TrainGroup]) -> None:
         for group in groups:
-            batch.add(group, self._objective.weights(group))
+            lengths = batch.add(group, self._objective.weights(group))
+            batch.counts.operations += _passes(self._config) * sum(map(self._operations.forward, lengths))
 
     def _train(self, slots: list[Slot]) -> None:
         if slots:
@@ -304,6 +314,13 @@ def _of_packing(batches: list[Batch]) -> dict[str, float]:
     waiting = [batch.waiting for batch in batches]
     efficiency = sum(one.efficiency for one in waiting) / len(waiting)
     return {"packing_efficiency": efficiency, "micro_batches": float(sum(one.num_slots for one in waiting))}
+
+
+def _passes(config: RunConfig) -> int:
+    """Forward passes that a sample costs, by the usual count: backward is two of them, one if only adapters learn."""
+    algorithm = config.algorithm
+    policy = algorithm.epochs * (2 if config.trainer.lora.rank else 3) + (algorithm.updates * algorithm.epochs > 1)
+    return policy + (1 + 3 * algorithm.epochs if algorithm.needs_critic else 0)
 
 
 def _use_deterministic_kernels() -> None:

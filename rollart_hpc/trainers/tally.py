@@ -9,6 +9,7 @@ first update.
     entropy                   exact if the entropy bonus is used, else estimated by -log p of the sampled tokens
     correction_*              of the weights that corrections give: mean, share of tokens with weight 0
     left_out_fraction         share of tokens that shaping leaves out
+    trained_tokens, tflop     all tokens of trained samples, and the model's operations for them (`flops`; 0: unknown)
     lagN_*                    the same and more for tokens sampled N versions ago (4: or earlier): their share of all,
                               KL to the policy that sampled them, effective sample size (1 = as good as on-policy) of
                               their uncorrected weights, and the share that corrections mask
@@ -96,6 +97,8 @@ class Tally:
             "samples": float(counts.samples),
             "trajectories": float(len(counts.rewards)),
             "left_out_fraction": counts.left_out / max(1, counts.tokens),
+            "trained_tokens": float(counts.trained),
+            "tflop": counts.operations / 1e12,
             **_lag_metrics(world.sum(self._lags)),
         }
 

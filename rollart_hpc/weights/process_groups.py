@@ -10,6 +10,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,6 +21,7 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo  # type: ignore[attr-defined]
 
 from rollart_hpc.errors import SiteError
+from rollart_hpc.weights.chain import Chain
 from rollart_hpc.weights.meeting_store import MeetingStore
 from rollart_hpc.weights.proofs import prove
 from rollart_hpc.wire.library_ports import hold_libraries
@@ -97,6 +99,7 @@ class TorchProcessGroup(ProcessGroup):
         self._store = store  # must live as long as the group
         self._deadline = timedelta(seconds=setup.deadline_s)
         self._work: Any = None
+        self._passing: Future[str] | None = None
         self.device = setup.device
         with explained("could not form the group of a weight transfer"):
             prefixed = PrefixStore("group", store)
@@ -104,17 +107,24 @@ class TorchProcessGroup(ProcessGroup):
             self._group: Any = _gloo(prefixed, setup) if self.device.type == "cpu" else _nccl(prefixed, setup)
             if self.device.type == "cpu":
                 prove(self._group, prefixed, store.secret, self._deadline)
+        self._chain = Chain(self._group, self._deadline) if self.device.type == "cpu" else None
 
     def start_broadcast(self, tensor: torch.Tensor) -> None:
         self.finish()
         with explained("weight broadcast failed"):
-            self._work = self._group.broadcast(tensor, 0, self._deadline)
+            if self._chain is not None and self._chain.takes(tensor):
+                self._passing = self._chain.start(tensor)
+            else:
+                self._work = self._group.broadcast(tensor, 0, self._deadline)
 
     def finish(self) -> None:
         work, self._work = self._work, None
-        if work is not None:
-            with explained("weight broadcast failed"):
+        passing, self._passing = self._passing, None
+        with explained("weight broadcast failed"):
+            if work is not None:
                 work.wait(self._deadline)
+            if passing is not None and (problem := passing.result()):
+                raise RuntimeError(problem)
 
     def barrier(self) -> None:
         """A reduction of one number, because gloo's barrier has no deadline."""
@@ -127,7 +137,9 @@ class TorchProcessGroup(ProcessGroup):
     def close(self, failed: bool = False) -> None:
         """Close all connections. The others see a lost peer, unless the transfer is complete."""
         group, self._group = self._group, None
-        self._work = None  # it also holds the connections
+        self._work = self._passing = None  # they also hold the connections
+        if self._chain is not None:
+            self._chain.close()
         if group is not None and self.device.type != "cpu":
             group.abort() if failed else group.shutdown()
         # gloo has neither: its connections close when the last reference is dropped, below

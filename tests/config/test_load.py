@@ -121,8 +121,13 @@ def test_every_problem_of_every_source_is_reported_at_once(write: Write) -> None
         ("name=a/b", "name: 'a/b' is not a legal name"),
         ("timeouts.silence_s=1", "timeouts.silence_s: 1 is too short: one late heartbeat"),
         (
-            "trainer.options.tensor_parallel=2",
-            "trainer.options.tensor_parallel: trainer fsdp has no options; remove it, or change trainer.kind",
+            "engine.options.tensor_parallel=2",
+            "engine.options.tensor_parallel: engine torch has no options; remove it, or change engine.kind",
+        ),
+        ("trainer.options.tensor_parallel=2", "trainer.options.tensor_parallel: unknown key"),
+        (
+            "trainer.options.shard_ranks=2",
+            "trainer.options.shard_ranks: 2 does not divide trainer.ranks (1)",
         ),
     ],
 )

@@ -12,6 +12,7 @@ from rollart_hpc.config.reference import File, all_keys, sections
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import UserError
+from rollart_hpc.trainers.fsdp.backend import FsdpOptions
 from rollart_hpc.trainers.megatron.backend import MegatronOptions
 
 READ_BEFORE_THE_SCHEMA = {"base", "tasks.NAME.file"}
@@ -26,7 +27,7 @@ def test_every_key_of_the_schema_is_there_once(schema: type, files: set[File]) -
     found = [key.path for key in all_keys() if key.file in files]
     known = {path.removesuffix(".NAME") for path in _leaf_paths(schema)}  # a map of plain values is one key
     if schema is RunConfig:
-        known |= {f"trainer.options.{field.name}" for field in fields(MegatronOptions)}
+        known |= {f"trainer.options.{field.name}" for kind in (FsdpOptions, MegatronOptions) for field in fields(kind)}
     assert len(found) == len(set(found)) and set(found) - READ_BEFORE_THE_SCHEMA == known
 
 

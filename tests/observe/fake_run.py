@@ -70,7 +70,8 @@ def _step(step: int, time_s: float, seconds: tuple[float, float, float], rng: ra
     wait_s, train_s, step_s = seconds
     metrics = {"loss": rng.gauss(0, 0.02), "grad_norm": 1.2 + rng.random() * math.exp(-step / 20), "lr": 1e-3,
                "entropy": 1.6 * math.exp(-step / 30) + 0.2, "clip_fraction": rng.random() * 0.06,
-               "logprob_gap": 2e-6 * rng.random(), "kl": 0.001 * step}  # fmt: skip
+               "logprob_gap": 2e-6 * rng.random(), "kl": 0.001 * step, "tokens_per_s_rank": 4000.0, "mfu": 0.41,
+               "memory_peak_gb": 61.5}  # fmt: skip
     return {"step": step, "version": step + 1, "attempt": 1, "time_s": time_s, "step_s": step_s, "wait_s": wait_s,
             "train_s": train_s, "tokens": 21000, "tokens_per_s": 21000 / step_s, "staleness": {"0": 90, "1": 38},
             "reward": rewards, "success": rewards, "metrics": metrics,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 from rollart_hpc.errors import SiteError
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.trainers.chunks import Inbox, groups_of
-from rollart_hpc.trainers.contract import StepResult
+from rollart_hpc.trainers.contract import Keep, StepResult
+from rollart_hpc.trainers.publish import Copied
 from rollart_hpc.trainers.service import Follower, Leader
 from rollart_hpc.trainers.world import World
 from rollart_hpc.types import Frame, TokenRecord, TrainGroup, WeightsId
@@ -63,11 +64,13 @@ class FakeTrainer:
     def discard(self) -> None:
         self.deeds.append("discard")
 
-    def step(self) -> StepResult:
+    def step(self, keep: Keep | None = None) -> StepResult:
         assert self.was_last, "the trainer was told that nothing more comes"
         self.deeds.append("step")
         self.version += 1
         parent, self.digest = self.digest, f"d{self.version}"
+        if keep is not None:
+            assert keep(self.export()) == self.digest
         return StepResult(self.version, parent, self.digest, {"loss": 0.5})
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -84,9 +87,9 @@ class FakePublisher:
         self.offers: list[TransferOffer] = []
         self.published: list[WeightsId] = []
 
-    def publish(self, weights_id: WeightsId, named: Iterator[tuple[str, torch.Tensor]], digest: str) -> int:
+    def publish(self, weights_id: WeightsId, named: Iterable[tuple[str, torch.Tensor]]) -> Copied:
         self.published.append(weights_id)
-        return sum(tensor.numel() for _, tensor in named)
+        return Copied(sum(tensor.numel() for _, tensor in named), f"d{weights_id.version}")
 
     def offer(self, offer: TransferOffer) -> None:
         self.offers.append(offer)
@@ -153,6 +156,23 @@ def test_a_step_is_committed_before_it_is_published() -> None:
     assert committed.wait_s >= 0 and committed.train_s >= 0
     assert publisher.published[-1] == WeightsId(2, 5)
     assert sent[-1] == BatchWanted(5)
+
+
+def test_it_records_what_a_step_took_once_the_step_is_published() -> None:
+    class Recorder:
+        def take(self, groups: list[TrainGroup], *, starts: bool) -> None:
+            seen.append(([group.group for group in groups], starts))
+
+        def trained(self, step: int) -> None:
+            assert len(publisher.published) == 2 and link.sent[-1] == BatchWanted(5)
+            seen.append(step)
+
+    seen: list[object] = []
+    publisher, link = FakePublisher(), FakeLink(make_chunk(4, 0, False, (0, 1)), LATER, make_chunk(4, 1, True, (2,)))
+    world, recorder = World(0, 1, torch.device("cpu")), Recorder()
+    arguments = FakeTrainer(), world, link, publisher, Tracer(None, "t")
+    Leader(*arguments, attempt=2, recorder=recorder).run()  # type: ignore[arg-type]
+    assert seen == [([0, 1], True), ([2], False), 4]
 
 
 def test_chunks_that_came_meanwhile_are_taken_up_as_one() -> None:
@@ -273,6 +293,7 @@ class FakeWorld:
     """What rank 0 passes on is what the others get."""
 
     size = 2
+    device = torch.device("cpu")
 
     def __init__(self) -> None:
         self.passed_on: list[list[Frame]] = []

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.trainers import algorithms, attention, packing
-from rollart_hpc.trainers.flops import even_tokens
+from rollart_hpc.trainers.flops import operations
 from rollart_hpc.trainers.fsdp.trainer import FsdpTrainer
 from rollart_hpc.trainers.packing import MicroBatch
 from rollart_hpc.trainers.planning import Planner
@@ -54,7 +54,7 @@ class Raw:
     def __init__(self, config: RunConfig, model_dir: Path, device: torch.device) -> None:
         self._config = config
         self._device = device
-        self._planner = Planner(1, config.trainer.microbatch_tokens, even_tokens(model_dir))
+        self._planner = Planner(1, config.trainer.microbatch_tokens, operations(model_dir).even_tokens)
         model = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=torch.float32, attn_implementation=attention.register(), local_files_only=True
         )

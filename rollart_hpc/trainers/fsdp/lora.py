@@ -36,12 +36,30 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
     wanted = peft.LoraConfig(r=lora.rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0, bias="none")
     torch.manual_seed(seed)
     try:
-        peft.inject_adapter_in_model(wanted, model, ADAPTER)
+        with _seemingly_loaded(model):
+            peft.inject_adapter_in_model(wanted, model, ADAPTER)
     except ValueError as error:
         legal = ", ".join(sorted({name.rsplit(".", 1)[-1] for name, _ in _linears(model)}))
         what = f"trainer.lora.targets: {lora.targets!r}: {str(error).splitlines()[0]}"
         raise UserError(what, f"use all-linear, or some of {legal}") from None
     _check(model)
+
+
+@contextmanager
+def _seemingly_loaded(model: PreTrainedModel) -> Iterator[None]:
+    """peft puts adapters where the weights are, and on the meta device they would get no values.
+
+    So weights seem to be on the CPU meanwhile: a single zero, seen in their shape.
+    """
+    linears: list[Any] = [linear for _, linear in _linears(model)]
+    on_meta = [(linear, linear.weight) for linear in linears if linear.weight.is_meta]
+    for linear, weight in on_meta:
+        linear.weight = torch.nn.Parameter(torch.zeros(()).expand(weight.shape), requires_grad=False)
+    try:
+        yield
+    finally:
+        for linear, weight in on_meta:
+            linear.weight = weight.requires_grad_(False)
 
 
 def _linears(model: PreTrainedModel) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -84,18 +102,29 @@ def is_adapter(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
-def merged(model: PreTrainedModel, named: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """`named`: all tensors of the model. Yields full tensors with the base model's names."""
+def base_name(name: str) -> str:
+    """The name that the base model has for a tensor of an adapted one."""
+    return name.replace(_BASE, ".")
+
+
+def merged(
+    model: PreTrainedModel, named: Iterator[tuple[str, torch.Tensor]], dtype: torch.dtype
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """`named`: all tensors of the model. Yields full tensors with the base model's names, in this type.
+
+    Ranks convert their parts before they gather them, which moves half the bytes; only merging needs float32.
+    """
     layers = adapted(model)
     for name, tensor in named:
         if is_adapter(name):
             continue
-        full = full_tensor(tensor)
         layer_name, is_base, kind = name.rpartition(_BASE)
         if is_base and kind == "weight":
             layer = layers[layer_name]
             low = full_tensor(layer.lora_B[ADAPTER].weight) @ full_tensor(layer.lora_A[ADAPTER].weight)
-            full = full + low * layer.scaling[ADAPTER]
+            full = (full_tensor(tensor) + low * layer.scaling[ADAPTER]).to(dtype)
+        else:
+            full = full_tensor(tensor.detach().to(dtype) if tensor.is_floating_point() else tensor)
         yield (f"{layer_name}.{kind}" if is_base else name), full
 
 

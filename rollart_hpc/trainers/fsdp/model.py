@@ -1,4 +1,4 @@
-"""A sharded transformers causal LM. Owns loading, FSDP2 and the forward to scores of tokens; knows no loss.
+"""A sharded transformers causal LM. Owns FSDP2 and the forward to scores of tokens; knows no loss.
 
 Every rank's shard is float32; a single rank has nothing to shard and keeps the plain model. With dtype bfloat16, FSDP
 (used even for one rank) computes and exports in bfloat16, while gradients are reduced and the optimizer runs in
@@ -14,15 +14,21 @@ from typing import Any
 
 import torch
 from torch.distributed._composable.checkpoint_activation import checkpoint as recompute
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from transformers import PreTrainedModel
 
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.errors import SiteError
-from rollart_hpc.trainers import attention
 from rollart_hpc.trainers.fsdp import lora
+from rollart_hpc.trainers.fsdp.backend import FsdpOptions, options_of
+from rollart_hpc.trainers.fsdp.loading import blank, fill, named_tensors
 from rollart_hpc.trainers.fsdp.logprobs import check_head, head_of, scores_of
 from rollart_hpc.trainers.packing import MicroBatch, pack
 from rollart_hpc.trainers.world import World
@@ -30,22 +36,22 @@ from rollart_hpc.trainers.world import World
 
 def load_trained(directory: Path, world: World, config: RunConfig) -> PreTrainedModel:
     """Loads the model to train."""
-    model = _load(directory)
+    model = blank(directory)
     if config.trainer.lora.rank:
         lora.add_adapters(model, config.trainer.lora, config.seed)
     if config.trainer.activation_checkpointing:
         for layer in _layers(model):
             recompute(layer)
-    return _placed(model, world, config)
+    return _placed(model, directory, world, config)
 
 
 def load_reference(directory: Path, world: World, config: RunConfig) -> PreTrainedModel:
-    return _placed(_load(directory).requires_grad_(False), world, config)
+    return _placed(blank(directory).requires_grad_(False), directory, world, config)
 
 
 def load_critic(directory: Path, world: World, config: RunConfig) -> PreTrainedModel:
     """The model with one output per token, which begins at 0. All of its weights are trained."""
-    model = _load(directory)
+    model = blank(directory)
     head: Any = torch.nn.Linear(model.get_output_embeddings().in_features, 1, bias=False)
     torch.nn.init.zeros_(head.weight)
     model.config.tie_word_embeddings = False
@@ -53,7 +59,8 @@ def load_critic(directory: Path, world: World, config: RunConfig) -> PreTrainedM
     if config.trainer.activation_checkpointing:
         for layer in _layers(model):
             recompute(layer)
-    _spread(model, world, config)
+    (name,) = (name for name, parameter in model.named_parameters() if parameter is head.weight)
+    _spread(model, directory, world, config, own=frozenset({name}))
     model.value = MethodType(_value, model)
     register_fsdp_forward_method(model, "value")
     return model
@@ -67,32 +74,24 @@ def _value(model: PreTrainedModel, micro: MicroBatch) -> torch.Tensor:
     return values
 
 
-def _load(directory: Path) -> PreTrainedModel:
-    """The model of a Hugging Face directory, without dropout."""
-    disable_progress_bar()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, attn_implementation=attention.register(), local_files_only=True
-        )
-    except (OSError, ValueError, KeyError) as error:
-        what = str(error).splitlines()[0][:300]
-        raise SiteError(f"can't train {directory}: {what}", "check model.path") from None
-    return model.eval()
-
-
-def _placed(model: PreTrainedModel, world: World, config: RunConfig) -> PreTrainedModel:
+def _placed(model: PreTrainedModel, directory: Path, world: World, config: RunConfig) -> PreTrainedModel:
     """Puts the model on the ranks' devices and runs one forward: an untrainable model fails before anything starts."""
-    _spread(model, world, config)
+    _spread(model, directory, world, config)
     _make_scorable(model)
     _try_out(model, pack([], [], world.device))
     return model
 
 
-def _spread(model: PreTrainedModel, world: World, config: RunConfig) -> None:
+def _spread(
+    model: PreTrainedModel, directory: Path, world: World, config: RunConfig, own: frozenset[str] = frozenset()
+) -> None:
+    """`own`: names of weights that are not in the directory."""
     dtype = getattr(torch, config.trainer.dtype)
-    if world.size > 1 or dtype != torch.float32:
-        _shard(model, world, dtype)
-    else:
+    options = options_of(config)
+    if world.size > 1 or dtype != torch.float32 or options.cpu_offload:
+        _shard(model, world, dtype, options)
+    fill(model, directory, torch.device("cpu") if options.cpu_offload else world.device, own)
+    if not is_sharded(model):
         model.to(world.device)
 
 
@@ -119,18 +118,26 @@ def reshard(model: PreTrainedModel) -> None:
         model.reshard()
 
 
-def _shard(model: PreTrainedModel, world: World, dtype: torch.dtype) -> None:
-    mesh = init_device_mesh(world.device.type, (world.size,))
+def _shard(model: PreTrainedModel, world: World, dtype: torch.dtype, options: FsdpOptions) -> None:
     policy = MixedPrecisionPolicy()
     if dtype != torch.float32:
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for layer in _layers(model):
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if options.cpu_offload else OffloadPolicy()
+    mesh = _mesh(world, options.shard_ranks or world.size)
+    for module in [*_layers(model), model]:
+        fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload)
     for module in model.modules():
         if isinstance(module, FSDPModule):  # losses are sums: gradients add up over ranks
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _mesh(world: World, per_copy: int) -> DeviceMesh:
+    """One row of ranks, or a row for each copy of the weights."""
+    if per_copy == world.size:
+        return init_device_mesh(world.device.type, (world.size,))
+    shape = (world.size // per_copy, per_copy)
+    return init_device_mesh(world.device.type, shape, mesh_dim_names=("copy", "shard"))
 
 
 def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
@@ -166,17 +173,9 @@ def _inputs(micro: MicroBatch) -> dict[str, Any]:
     }
 
 
-def named_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors of the model with Hugging Face names: parameters (tied ones once) and persistent buffers."""
-    yield from model.named_parameters()
-    kept = model.state_dict().keys()
-    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
-
-
 def full_tensors(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
     """Gathers one tensor at a time. It may share memory with the live weights: copy it if you keep it."""
-    for name, full in lora.merged(model, named_tensors(model)):
-        yield name, full.to(dtype) if full.is_floating_point() else full
+    return lora.merged(model, named_tensors(model), dtype)
 
 
 def saved_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:

@@ -10,14 +10,15 @@ from rollart_hpc.config.schema import RunConfig
 
 
 def adamw(model: torch.nn.Module, config: RunConfig) -> torch.optim.AdamW:
-    """Weight decay for matrices, not for norms and biases."""
+    """Weight decay for matrices, not for norms and biases. Fused: one pass over memory, on GPUs one kernel."""
     trainer = config.trainer
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": trainer.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=trainer.lr, betas=(trainer.beta1, trainer.beta2))
+    betas = (trainer.beta1, trainer.beta2)
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=trainer.lr, betas=betas, fused=True)
 
 
 def update(model: torch.nn.Module, optimizer: torch.optim.Optimizer, total: int, lr: float, clip: float) -> float:

@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
 
 from rollart_hpc.errors import SiteError
-from rollart_hpc.files import read_json
 from rollart_hpc.trainers.megatron.layout import Weight
+from rollart_hpc.trainers.tensor_files import TensorFiles
 
 Parameters = dict[str, torch.nn.Parameter]
 
@@ -34,7 +33,7 @@ class Coordinates(NamedTuple):
 
 def read_into(parameters: Parameters, table: list[Weight], coordinates: Coordinates, directory: Path) -> None:
     """Load the shards of this stage."""
-    files = _Files(directory)
+    files = TensorFiles(directory)
     wanted = {weight.name: weight for weight in table if weight.stage == coordinates.stage}
     assert wanted.keys() == parameters.keys(), f"parameters differ: {sorted(wanted.keys() ^ parameters.keys())}"
     tensor = len(coordinates.tensor_ranks)
@@ -90,21 +89,3 @@ def _unshard(shard: torch.Tensor, weight: Weight, coordinates: Coordinates) -> t
 def _kind(parameters: Parameters) -> tuple[torch.device, torch.dtype]:
     first = next(iter(parameters.values()))
     return first.device, first.dtype
-
-
-class _Files:
-    """The safetensors of a directory, read on demand."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        index = read_json(directory / "model.safetensors.index.json")
-        self._by_name: dict[str, str] = index["weight_map"] if index else {}
-
-    def get(self, name: str) -> torch.Tensor:
-        path = self._directory / self._by_name.get(name, "model.safetensors")
-        try:
-            with safe_open(path, framework="pt") as file:
-                return file.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            what = f"can't read {name} from {path}: {str(error)[:200]}"
-            raise SiteError(what, "megatron needs safetensors files: check model.path") from None

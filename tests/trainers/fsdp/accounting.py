@@ -15,9 +15,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from rollart_hpc.config.model_shape import ModelShape
-from rollart_hpc.launch.memory import TrainerSize
+from rollart_hpc.estimate.memory import TrainerSize
 from rollart_hpc.trainers import attention
 from rollart_hpc.trainers.fsdp import model as models
+from rollart_hpc.trainers.fsdp.backend import FsdpOptions
 from rollart_hpc.trainers.packing import MicroBatch
 from rollart_hpc.trainers.world import World
 
@@ -41,7 +42,7 @@ def _peak(shape: ModelShape, size: TrainerSize, world: World) -> int:
             for layer in models._layers(model):
                 models.recompute(layer)
         if size.ranks > 1 or size.item < 4:
-            models._shard(model, world, torch.bfloat16 if size.item == 2 else torch.float32)
+            models._shard(model, world, torch.bfloat16 if size.item == 2 else torch.float32, FsdpOptions())
         if size.sums_whole and models.is_sharded(model):
             model.set_requires_gradient_sync(False)
         models._make_scorable(model)
@@ -75,5 +76,6 @@ def _micro(tokens: int) -> MicroBatch:
     whole, some = torch.zeros(1, tokens, dtype=torch.long), torch.zeros(tokens)
     return MicroBatch(
         ids=whole, positions=whole, lengths=[tokens // 4] * 4, keep=whole[0], targets=whole[0], behaviour=some,
-        versions=some.int(), advantages=some, weights=some,
+        versions=some.int(), advantages=some, weights=some, rewards=some, samples=whole[0], turns=whole[0],
+        num_turns=1,
     )  # fmt: skip

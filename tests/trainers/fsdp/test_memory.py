@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from rollart_hpc.config.model_shape import ModelShape
-from rollart_hpc.launch import memory
-from rollart_hpc.launch.memory import TrainerSize, trainer_parts
+from rollart_hpc.estimate import memory
+from rollart_hpc.estimate.memory import TrainerSize, trainer_parts
 from rollart_hpc.trainers import slices
 from tests.processes import server
 from tests.trainers.fsdp.accounting import peak_bytes
@@ -19,12 +19,12 @@ QWEN_8B = ModelShape(4096, 3, 32, 8, 128, 12288, 151936, is_tied=False, has_qk_n
 QWEN_32B = ModelShape(5120, 4, 64, 8, 128, 25600, 151936, is_tied=False, has_qk_norm=True)
 LLAMA_8B = ModelShape(4096, 3, 32, 8, 128, 14336, 128256, is_tied=False)
 CASES = [
-    (QWEN_06B, TrainerSize(1, 4096, item=4)),
-    (QWEN_06B, TrainerSize(2, 4096, item=4, checkpointing=True)),
-    (QWEN_8B, TrainerSize(8, 8192, item=2)),
-    (QWEN_8B, TrainerSize(8, 32768, item=2, checkpointing=True)),
-    (QWEN_32B, TrainerSize(32, 32768, item=2, checkpointing=True)),
-    (LLAMA_8B, TrainerSize(8, 16384, item=2, checkpointing=True)),
+    (QWEN_06B, TrainerSize(1, 4096, item=4, shards=1)),
+    (QWEN_06B, TrainerSize(2, 4096, item=4, checkpointing=True, shards=2)),
+    (QWEN_8B, TrainerSize(8, 8192, item=2, shards=8)),
+    (QWEN_8B, TrainerSize(8, 32768, item=2, checkpointing=True, shards=8)),
+    (QWEN_32B, TrainerSize(32, 32768, item=2, checkpointing=True, shards=32)),
+    (LLAMA_8B, TrainerSize(8, 16384, item=2, checkpointing=True, shards=8)),
 ]
 
 
@@ -49,5 +49,5 @@ def test_slices_have_the_size_that_is_estimated() -> None:
 
 
 def test_qwen3_32b_at_32k_tokens_leaves_a_fifth_of_a_card_of_80_gb() -> None:
-    size = TrainerSize(32, 32768, item=2, checkpointing=True)
+    size = TrainerSize(32, 32768, item=2, checkpointing=True, shards=32)
     assert sum(trainer_parts(replace(QWEN_32B, layers=64), size).values()) < 0.8 * 80 * 2**30

@@ -56,6 +56,26 @@ def test_two_ranks_equal_one(config: dict[str, Any], model_dir: Path, tmp_path: 
         torch.testing.assert_close(tensor, weights(tmp_path, "two")[name], atol=2e-5, rtol=1e-4)
 
 
+SHARED = {"trainer__options__shard_ranks": 2}
+ON_HOST = {"trainer__options__cpu_offload": True}
+
+
+@pytest.mark.parametrize(("ranks", "config"), [(4, SHARED), (2, ON_HOST), (4, SHARED | ON_HOST | ADAPTERS)])
+def test_copies_of_the_weights_and_state_on_the_host(
+    ranks: int, config: dict[str, Any], model_dir: Path, tmp_path: Path
+) -> None:
+    """Two ranks share a copy, and two copies stay equal; also through a checkpoint."""
+    job = {"model": str(model_dir), "chunks": [5]}
+    same = {key: value for key, value in config.items() if "options" not in key}
+    (one,) = run(1, tmp_path, "one", **job, steps=3, config=same)
+    run(ranks, tmp_path, "saved", **job, steps=2, config=config, save=str(tmp_path / "ckpt"))
+    found = run(ranks, tmp_path, "many", **job, steps=1, config=config, load=str(tmp_path / "ckpt"))
+    assert {rank["digest"] for rank in found} == {found[0]["digest"]}
+    assert learned(found[0]["metrics"][0]) == pytest.approx(learned(one["metrics"][2]), rel=1e-4, abs=1e-5)
+    for name, tensor in weights(tmp_path, "one").items():
+        torch.testing.assert_close(tensor, weights(tmp_path, "many")[name], atol=2e-5, rtol=1e-4)
+
+
 def test_deterministic_ranks_do_not_depend_on_chunks(model_dir: Path, tmp_path: Path) -> None:
     job = {"model": str(model_dir), "steps": 2, "config": {"deterministic": True}}
     whole = run(2, tmp_path, "whole", chunks=[5], **job)

@@ -42,7 +42,8 @@ class TrainerSize:
     sums_whole: bool = False  # gradients are summed before they are sharded
     tensor: int = 1
     pipeline: int = 1
-    is_sharded: bool = True  # weights are sharded over all ranks, and gathered block by block
+    shards: int = 0  # ranks that share a copy of the weights, which are gathered block by block; 0: they are divided
+    on_host: bool = False  # shards, gradients and optimizer state
 
 
 @dataclass(frozen=True)
@@ -57,20 +58,22 @@ class EngineSize:
 
 def trainer_parts(shape: ModelShape, size: TrainerSize) -> Parts:
     """Bytes of one rank at the worst moment of a step."""
-    return _sharded(shape, size) if size.is_sharded else _divided(shape, size)
+    return _sharded(shape, size) if size.shards else _divided(shape, size)
 
 
 def _sharded(shape: ModelShape, size: TrainerSize) -> Parts:
-    own = shape.parameters / size.ranks
-    trained = _adapters(shape, size.adapter_rank) / size.ranks if size.adapter_rank else own
-    is_plain = size.ranks == 1 and size.item == _FLOAT32  # nothing to shard, nothing to gather
+    own = shape.parameters / size.shards
+    trained = _adapters(shape, size.adapter_rank) / size.shards if size.adapter_rank else own
+    is_plain = size.ranks == 1 and size.item == _FLOAT32 and not size.on_host  # nothing to shard, nothing to gather
     parts: Parts = {
         "weights": _FLOAT32 * own * (2 if size.has_reference else 1),
-        "gradients": _FLOAT32 * trained * (size.ranks if size.sums_whole and not is_plain else 1),
+        "gradients": _FLOAT32 * trained * (size.shards if size.sums_whole and not is_plain else 1),
         "optimizer": 2 * _FLOAT32 * trained,
     }
     if size.has_critic:
-        parts["critic"] = _FLOAT32 * own * (3 + (size.ranks if size.sums_whole and not is_plain else 1))
+        parts["critic"] = _FLOAT32 * own * (3 + (size.shards if size.sums_whole and not is_plain else 1))
+    if size.on_host:
+        parts = dict.fromkeys(parts, 0.0)
     kept = _kept(shape, size)
     moments: list[Parts] = [
         {"gathered": gathered, "activations": kept[name] + more, "scores": scores}
@@ -167,6 +170,11 @@ def kv_token_bytes(shape: ModelShape, size: EngineSize) -> float:
     """Of one token on one GPU. Ranks beyond the number of KV heads hold copies."""
     heads = math.ceil(shape.kv_heads / size.tensor)
     return 2 * shape.layers * heads * shape.head_dim * size.item
+
+
+def kv_capacity(shape: ModelShape, size: EngineSize, room: float) -> int:
+    """Tokens of KV that fit into `room` bytes of each GPU, beside the weights and the workspace."""
+    return max(0, int((room - _total(engine_parts(shape, size))) / kv_token_bytes(shape, size)))
 
 
 def relay_bytes(parameters: float, dtype: str) -> float:
