@@ -2,7 +2,7 @@
 
     RUN_DIR/
       run.json                     id and creation time of the run
-      config.yaml  site.yaml       resolved configuration; of site.yaml, roles read only the ports
+      config.yaml  site.yaml       resolved configuration; of site.yaml, roles read ports and figures of GPUs
       plan.json                    processes and their nodes, as planned when the run was created or changed
       changes.jsonl  earlier/      what `resume RUN_DIR key=value` changed; config.N.yaml, as it was before change N
       model/  base_model.log       base model, and the log of making it
@@ -17,10 +17,12 @@
       jobs.jsonl  cluster.json     on a cluster: the run's jobs and how they ended; partitions and GPU-hours
       job.sh  slurm/NAME-ID.log    on a cluster: the batch script and its output
       elastic/                     on a cluster: jobs of elastic workers
+      transcripts/                 scored trajectories and advantages, in shards of jsonl.gz
       trace.json  report.html  tensorboard/
       cache/                       files compiled by backends
 
-The writers own the file names inside keys and checkpoints: `wire.keys`, `roles.checkpoints`, the trainer.
+The writers own the file names inside keys, checkpoints and transcripts: `wire.keys`, `roles.checkpoints`, the trainer,
+`observe.shards`.
 Weights in shared memory are outside the run directory: `RunDir.store_root`.
 """
 
@@ -146,6 +148,11 @@ class RunDir:
         return self.path / "chaos.jsonl"
 
     @property
+    def transcripts(self) -> Path:
+        """Shards, whose names `observe.shards` owns."""
+        return self.path / "transcripts"
+
+    @property
     def trace(self) -> Path:
         return self.path / "trace.json"
 
@@ -194,6 +201,9 @@ class RunDir:
 
     def trace_part(self, attempt: int, name: str) -> Path:
         return trace_file(self.traces(attempt), name)
+
+    def recording(self, attempt: int) -> Path:
+        return self.attempt_dir(attempt) / "events.rec"
 
     def keys(self, attempt: int) -> Path:
         return self.path / "keys" / f"attempt_{attempt}"

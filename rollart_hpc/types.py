@@ -78,6 +78,7 @@ class Sample:
     success: bool = False
     is_cut: bool = False  # its trajectory was ended by a limit
     states: list[int] = field(default_factory=list)  # of its trajectory: a key of the observation before each turn
+    turn_rewards: list[float] = field(default_factory=list)  # of its trajectory; [] = all of `reward` at its end
     advantages: NDArray[np.float32] | None = None  # None: 0 everywhere
     is_left_out: bool = False  # not trained on, but counted
 

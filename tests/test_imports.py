@@ -35,6 +35,7 @@ LIGHT = [
     "rollart_hpc.roles.reward",
     "rollart_hpc.roles.start",
     "rollart_hpc.simulate.world",
+    "rollart_hpc.cli.simulate",
 ]
 
 

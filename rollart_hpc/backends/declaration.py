@@ -60,6 +60,7 @@ class Backend:
     gpu_share: tuple[str, float] | None = None  # engines that fill a share of a GPU with KV: its option, its default
     shards: Callable[[Any], Shards] | None = None  # trainers that shard weights and gather them block by block
     divides: Callable[[Any], tuple[int, int]] | None = None  # trainers: RunConfig -> tensor, pipeline parallel ranks
+    divided_by: tuple[str, ...] = ()  # trainers: options that cut a model over ranks; each is 1 on a single rank
     check: Callable[[Any], Iterable[str]] | None = None  # RunConfig -> problems that the fields above can't express
     raw: str = ""  # engines: module:callable (EngineSetup) that uses the library directly, for `bench engine`
 

@@ -78,6 +78,7 @@ class Settings:
 
     sizes: tuple[tuple[int, int], ...] = DEFAULT
     seconds: float = 15.0
+    transcripts: bool = True
 
     def __post_init__(self) -> None:
         if not self.sizes:
@@ -101,7 +102,7 @@ def bench_hub(settings: Settings, say: Callable[[str], None]) -> list[Row]:
     rows = []
     for engines, slots in settings.sizes:
         with tempfile.TemporaryDirectory(prefix="rollart-bench-") as scratch:
-            rows.append(_measure(RunDir(Path(scratch) / "run"), engines, slots, settings.seconds))
+            rows.append(_measure(RunDir(Path(scratch) / "run"), engines, slots, settings))
         row = rows[-1]
         speed = f"{row.turns_per_s:.0f} turns/s, {row.cpu_us_per_turn:.0f} us of controller CPU per turn"
         say(f"  {engines} engines, {slots} slots: {speed}")
@@ -129,11 +130,14 @@ def _configure(run: RunDir, flow: FlowConfig, engines: int) -> None:
     write_resolved(run.config, config)
 
 
-def _measure(run: RunDir, engines: int, slots: int, seconds: float) -> Row:
+def _measure(run: RunDir, engines: int, slots: int, settings: Settings) -> Row:
+    seconds = settings.seconds
     flow = flow_of(slots, seconds)
     _configure(run, flow, engines)
     with _controller(run) as (pid, address):
-        plan = driver.LoadPlan(str(run.path), address, pid, engines, slots, seconds)
+        plan = driver.LoadPlan(
+            str(run.path), address, pid, engines, slots, seconds, flow.alpha + 1, settings.transcripts
+        )
         command = [sys.executable, "-m", "rollart_hpc.bench.load", msgspec.json.encode(plan).decode()]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -208,5 +212,11 @@ def table(rows: list[Row]) -> str:
 
 
 def as_json(settings: Settings, rows: list[Row]) -> str:
-    content = {"bench": "hub", "payload": PAYLOAD, "seconds": settings.seconds, "rows": rows}
+    content = {
+        "bench": "hub",
+        "payload": PAYLOAD,
+        "seconds": settings.seconds,
+        "transcripts": settings.transcripts,
+        "rows": rows,
+    }
     return msgspec.json.format(msgspec.json.encode(content)).decode()

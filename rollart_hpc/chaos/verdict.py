@@ -57,10 +57,12 @@ def find_problems(run: RunDir, sight: Sight, healings: Sequence[Healing], *, is_
     rules = rules_of(config)
     found = ledger.check(run.ledger, rules.group_size, rules.alpha) if run.ledger.exists() else []
     chain = [line.version for line in chain_of(run)]
-    if chain != list(range(1, len(chain) + 1)):
+    began = ledger.origin(run.ledger) if run.ledger.exists() else None
+    first = began.forked + 1 if began else 1
+    if chain != list(range(first, first + len(chain))):
         found.append(f"the ledger has versions {chain[0]} to {chain[-1]}, but not all of them once")
     state = sight.status.state
-    if state is RunState.FINISHED and len(chain) != config.steps:
+    if state is RunState.FINISHED and len(chain) + first - 1 != config.steps:
         found.append(f"the run has finished with {len(chain)} steps, expected {config.steps}")
     elif state.is_over and state is not RunState.FINISHED:
         found.append(f"the run is {state}: {sight.status.reason or 'no reason given'}")

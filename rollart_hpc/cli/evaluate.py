@@ -10,7 +10,6 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from rollart_hpc.cli.plan import load_for_site, new_run, run_root_of, tell_warni
 from rollart_hpc.cli.screen import LiveScreen
 from rollart_hpc.config.load import Loaded, change, load_site
 from rollart_hpc.config.resolved import read_resolved, read_site
-from rollart_hpc.config.schema import RunConfig, TrainerConfig
+from rollart_hpc.config.schema import TrainerConfig
 from rollart_hpc.errors import SiteError, UserError, command_line
 from rollart_hpc.launch.launcher import Handed, NewRun, launcher_of
 from rollart_hpc.launch.summary import table
@@ -70,7 +69,7 @@ def _settings(args: argparse.Namespace) -> list[str]:
 def _of_model(source: Path, args: argparse.Namespace, tasks: list[str], overrides: list[str]) -> NewRun:
     if not tasks:
         raise UserError("no task is named", f"add one: {command_line('eval', source, 'frozenlake')}")
-    named: dict[str, object] = {str(Path(name).absolute()) if Path(name).is_file() else name: {} for name in tasks}
+    named = dict(map(_named, tasks))
     with tempfile.TemporaryDirectory(prefix="rollart-eval-") as scratch:
         path = Path(scratch) / "eval.yaml"
         path.write_text(yaml.safe_dump({"name": f"{source.name}-eval", "tasks": named}))
@@ -88,18 +87,21 @@ def _of_run(source: RunDir, args: argparse.Namespace, tasks: list[str], override
     target = RunDir(args.run_dir) if args.run_dir else new_run_dir(name, run_root_of(site))
     exported = target.path.with_name(f"{target.path.name}-model")
     plain = replace(old, trainer=replace(TrainerConfig(), dtype=old.trainer.dtype))
-    added = [f"tasks.{name}={{}}" for name in tasks if name not in old.tasks]
+    named = dict(map(_named, tasks))
+    added = [f"tasks.{task}={json.dumps(given)}" for task, given in named.items() if task not in old.tasks]
     said = [f"name={name}", f"site={site.name}", f"model.path={exported}", *overrides, *added]
     config, warnings = change(plain, said, f"eval {source.path}")
     tell_warnings(warnings)
     print(f"exporting step {checkpoint.step} of {source.path} to {exported}", file=sys.stderr, flush=True)
     export_checkpoint(source, checkpoint, exported)
-    return new_run(Loaded(_only(config, tasks), site, [], []), str(target.path))
+    chosen = {task: own for task, own in config.tasks.items() if task in named or not named}
+    return new_run(Loaded(replace(config, tasks=chosen), site, [], []), str(target.path))
 
 
-def _only(config: RunConfig, tasks: Sequence[str]) -> RunConfig:
-    names = {Path(name).stem if name.endswith((".yaml", ".yml")) else name for name in tasks}
-    return replace(config, tasks={k: task for k, task in config.tasks.items() if not names or k in names})
+def _named(task: str) -> tuple[str, dict[str, str]]:
+    """The name of a task, and its settings, from a name or a file."""
+    path = Path(task)
+    return (path.stem, {"file": str(path.absolute())}) if path.suffix in (".yaml", ".yml") else (task, {})
 
 
 # --- playing and telling -----------------------------------------------------------------------
@@ -131,6 +133,6 @@ def _row(task: str, each: Estimate | None) -> tuple[str, ...]:
     if each is None:
         return (task, "0", "0", "-", "-", "-", "-")
     passed = ", ".join(f"{k}: {share:.3f}" for k, share in each.pass_at.items() if k > 1) or "-"
-    reward = f"{each.reward:.3f} +- {each.reward_error:.3f}"
+    reward = f"{each.reward:.3f}" + (f" +- {each.reward_error:.3f}" if each.reward_error is not None else "")
     interval = f"{each.low:.3f} to {each.high:.3f}"
     return task, str(each.seeds), str(each.plays), f"{each.success:.3f}", interval, reward, passed

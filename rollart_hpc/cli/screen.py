@@ -19,6 +19,7 @@ WARNINGS = {
     EventKind.TASK_RETURNED: "task {name} is tried again",
     EventKind.WORKER_ASIDE: "{name} is set aside and gets no work",
     EventKind.WORKER_BACK: "{name} gets work again",
+    EventKind.AFFINITY: "task {name} has other pools",
     EventKind.UPDATE_SKIPPED: "the update of {name} was skipped",
 }
 

@@ -19,6 +19,7 @@ from rollart_hpc.errors import RollartError, UserError, command_line
 from rollart_hpc.launch.launcher import Launcher, launcher_of_run
 from rollart_hpc.launch.status import RunStatus
 from rollart_hpc.launch.summary import table
+from rollart_hpc.observe.status import AffinityStatus
 from rollart_hpc.rundir import RunDir, known_runs, open_run_dir
 
 _TITLES = ("run", "state", "step", "scores", "jobs", "age")
@@ -59,6 +60,9 @@ def _lines(run: RunDir, current: RunStatus, launcher: Launcher) -> list[str]:
     for name, task in current.tasks.items():
         if task.last_error and not task.quarantined:
             lines.append(f"last failure of {name}: {task.last_error}")
+    for name, task in current.tasks.items():
+        if task.affinity is not None:
+            lines.append(_chosen(name, task.affinity))
     for name, pool in current.pools.items():
         if pool.kv_tokens and not current.state.is_over:
             used, tokens = pool.kv_used_tokens, pool.kv_tokens
@@ -72,6 +76,16 @@ def _lines(run: RunDir, current: RunStatus, launcher: Launcher) -> list[str]:
     if current.state.can_resume:
         lines.append(f"resume it with: {command_line('resume', run.path)}")
     return lines
+
+
+def _chosen(task: str, own: AffinityStatus) -> str:
+    if not own.is_measured:
+        return f"affinity of {task}: every pool, until enough turns were measured"
+    costs = ", ".join(f"{1000 * seconds:.3g} ms in {pool}" for pool, seconds in own.turn_s.items())
+    return (
+        f"affinity of {task}: {own.choice}; a turn has {own.prompt_tokens:.0f} prompt tokens ({own.reuse:.0%} reused) "
+        f"and {own.decode_tokens:.1f} answer tokens: {costs}"
+    )
 
 
 def _job_lines(current: RunStatus) -> list[str]:

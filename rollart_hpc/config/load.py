@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rollart_hpc.config import packaged
+from rollart_hpc.config.automatic import find_auto_problems
 from rollart_hpc.config.callables import find_code_problems
 from rollart_hpc.config.check import Tree, find_problems
 from rollart_hpc.config.classes import find_class_problems, set_profiles
@@ -102,6 +103,7 @@ def _settle_classes(config: RunConfig, site: SiteConfig, site_problems: list[str
     problems = list(find_class_problems(config, site))
     if not problems:
         set_profiles(config, site)
+        problems += find_auto_problems(config, site)
     return problems
 
 

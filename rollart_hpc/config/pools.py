@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rollart_hpc.config.schema import EngineConfig, PoolConfig, RunConfig
-from rollart_hpc.hardware import ANY, PROFILES
+from rollart_hpc.hardware import ANY, AUTO, PROFILES
 
 
 def engine_of(config: RunConfig, pool: str) -> EngineConfig:
@@ -29,11 +29,11 @@ def pools_with(config: RunConfig, profile: str) -> tuple[str, ...]:
 
 
 def pools_for(config: RunConfig, affinity: str) -> tuple[str, ...]:
-    """Pools that tasks with this affinity prefer; () = every pool.
+    """Pools that tasks with this affinity prefer; () = every pool, with auto until the core has chosen.
 
     A profile that no pool has stands for a pool without engines: others serve its tasks, counted as fallbacks.
     """
-    if affinity == ANY:
+    if affinity in (ANY, AUTO):
         return ()
     if affinity not in PROFILES:
         return (affinity,)

@@ -15,7 +15,7 @@ from rollart_hpc.config.modes import modes_where, preset_of
 from rollart_hpc.config.pools import engine_of, pools_for, pools_with
 from rollart_hpc.config.schema import RunConfig, TaskConfig
 from rollart_hpc.config.site import find_option_problems
-from rollart_hpc.hardware import ANY, BANDWIDTH, COMPUTE, PROFILES
+from rollart_hpc.hardware import ANY, AUTO, BANDWIDTH, COMPUTE, PROFILES
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -34,7 +34,7 @@ def find_oddities(config: RunConfig, said: Mapping[str, Any]) -> list[str]:
     """What is legal but probably a mistake. `said`: the keys that the user wrote."""
     found = [*_ignored(config, said.get("flow") or {}), *find_poor(config), *find_idle(config, said)]
     for name, task in config.tasks.items():
-        if task.affinity != ANY and not _num_engines(config, pools_for(config, task.affinity)):
+        if task.affinity not in (ANY, AUTO) and not _num_engines(config, pools_for(config, task.affinity)):
             found.append(f"tasks.{name}.affinity: pool {task.affinity} has no engines; another pool will serve it")
         if task.split and not all(_num_engines(config, pools_with(config, profile)) for profile in PROFILES):
             found.append(f"tasks.{name}.split: a pool has no engines; one engine will serve each turn as a whole")
@@ -75,7 +75,7 @@ def _tasks(config: RunConfig) -> Iterator[str]:
     for name in config.tasks:
         if not _NAME.fullmatch(name):
             yield f"tasks.{name}: a name may contain only letters, digits, '.', '_' and '-'; rename it"
-    legal = list(dict.fromkeys([*config.pools, *PROFILES, ANY]))
+    legal = list(dict.fromkeys([*config.pools, *PROFILES, ANY, AUTO]))
     for name, task in config.tasks.items():
         if task.affinity not in legal:
             yield f"tasks.{name}.affinity: there is no pool {task.affinity!r}; {nearest(task.affinity, legal)}"
@@ -119,8 +119,8 @@ def _deterministic(config: RunConfig) -> Iterator[str]:
 
 def _pools(config: RunConfig) -> Iterator[str]:
     for name, pool in config.pools.items():
-        if not _NAME.fullmatch(name) or name == ANY:
-            yield f"pools.{name}: a name has only letters, digits, '.', '_' and '-', and is not {ANY}; rename it"
+        if not _NAME.fullmatch(name) or name in (ANY, AUTO):
+            yield f"pools.{name}: a name has only letters, digits, '.', '_' and '-', not {ANY} or {AUTO}; rename it"
         if name in PROFILES and pool.profile not in ("", name):
             yield f"pools.{name}.profile: {pool.profile}, but the pool is named {name}; remove it, or rename the pool"
         if pool.elastic.min > pool.elastic.max:
@@ -145,6 +145,8 @@ def _split(config: RunConfig) -> Iterator[str]:
         if preset_of(config.mode).install_idle:
             fit = modes_where(lambda preset: not preset.install_idle)
             yield f"tasks.{name}.split: true needs mode {fit}; in {config.mode} engines install weights only when idle"
+        if config.tasks[name].affinity == AUTO:
+            yield f"tasks.{name}.affinity: auto, but split: true says which pools serve it; set affinity to any"
         if config.deterministic:
             yield f"tasks.{name}.split: true decodes from another engine's KV; deterministic: true needs false"
         pools = [*pools_with(config, COMPUTE), *pools_with(config, BANDWIDTH)]

@@ -197,7 +197,27 @@ class ObserveConfig:
         "0 = no traces",
         low=0,
     )
+    record_bytes: int = key(
+        0,
+        "maximum size of a recording of every event and command of the core in one attempt, for `rollart-hpc replay`; "
+        "about 1 kB per turn; 0 = none",
+        low=0,
+    )
     trace_attempts: int = key(8, "number of newest attempts whose traces are kept", low=1)
+    transcripts: float = key(
+        1.0, "share of groups and of validation plays whose transcripts are kept; 0 = none", low=0, high=1
+    )
+    transcript_tokens: float = key(
+        0.05,
+        "share of them, of the same groups and plays, that is kept with tokens, log-probs, versions and advantages",
+        low=0,
+        high=1,
+    )
+    transcript_bytes: int = key(
+        1 << 30,
+        "maximum size of the transcripts of a run, compressed; those of the oldest policy versions go first",
+        low=1 << 20,
+    )
 
 
 @dataclass

@@ -42,8 +42,9 @@ class TaskConfig:
     )
     affinity: str = key(
         ANY,
-        "pool whose engines generate for the task, or profile of such pools: compute or bandwidth; any = every pool",
-        rule="compute, bandwidth, any or the name of a pool",
+        "pool whose engines generate for the task, or profile of such pools: compute or bandwidth; any = every pool; "
+        "auto = measured: the run chooses one of these by what the task's turns take and the figures of the GPUs",
+        rule="compute, bandwidth, any, auto or the name of a pool; auto needs split: false",
     )
     split: bool = key(
         False,

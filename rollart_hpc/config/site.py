@@ -95,7 +95,7 @@ class Options:
 class HardwareClass(Options):
     """Nodes of one kind in one partition."""
 
-    partition: str = key("", "partition of these nodes", rule="required")
+    partition: str = key("", "partition of these nodes", rule="required with launcher: slurm")
     gres: str = key("", "GPU type in --gres=gpu:TYPE:N; empty = any type")
     gpu: str = key(
         "",
@@ -120,6 +120,9 @@ class HardwareClass(Options):
     )
     tflops: float = key(0.0, "dense BF16 TFLOPS per GPU; 0 = that of `gpu`", low=0)
     bandwidth_tb_s: float = key(0.0, "memory bandwidth per GPU, in TB/s; 0 = that of `gpu`", low=0)
+    nvlink_gb_s: float = key(
+        0.0, "NVLink bandwidth per GPU, both directions, in GB/s; 0 = that of `gpu`, or PCIe", low=0
+    )
     cost: float = key(0.0, "cost per GPU-hour, or per node-hour without GPUs, in any unit; 0 = that of `gpu`", low=0)
 
 
@@ -196,6 +199,7 @@ class SiteConfig(Options):
             memory_gb=own.gpu_memory_gb or known.memory_gb,
             bandwidth_tb_s=own.bandwidth_tb_s or known.bandwidth_tb_s,
             cost=own.cost or known.cost,
+            nvlink_gb_s=own.nvlink_gb_s or known.nvlink_gb_s,
         )
 
 
@@ -203,7 +207,7 @@ def find_site_conflicts(site: SiteConfig) -> list[str]:
     """Every reason why no run can start at this site."""
     found = [*_options("", site), *_network(site.network)]
     for name, own in site.classes.items():
-        found.extend(f"classes.{name}{problem}" for problem in _class(name, own))
+        found.extend(f"classes.{name}{problem}" for problem in _class(name, own, is_cluster(site.launcher)))
         found.extend(_options(f"classes.{name}.", own))
     if is_cluster(site.launcher):
         found.extend(_serves(site))
@@ -225,10 +229,10 @@ def find_option_problems(
             yield f"{path}.{name}: {value!r} is not text, a number, true or false; write one of these"
 
 
-def _class(name: str, own: HardwareClass) -> Iterator[str]:
+def _class(name: str, own: HardwareClass, has_partitions: bool) -> Iterator[str]:
     if not _NAME.fullmatch(name):
         yield ": a name may contain only letters, digits, '.', '_' and '-'; rename it"
-    if not own.partition:
+    if has_partitions and not own.partition:
         yield ".partition: empty; set it to the partition of these nodes (sinfo lists partitions)"
     if own.gpu and own.gpu not in GPUS:
         yield (

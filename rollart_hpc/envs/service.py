@@ -16,10 +16,11 @@ from zlib import crc32
 
 import jinja2
 
-from rollart_hpc.config.schema import TaskConfig
+from rollart_hpc.config.schema import ObserveConfig, TaskConfig
 from rollart_hpc.envs.host import Happened, Host
 from rollart_hpc.envs.render import Renderer
 from rollart_hpc.envs.trajectory import EnvTrajectory
+from rollart_hpc.observe.plays import is_chosen
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.types import Frame, TokenRecord
 from rollart_hpc.vocabulary import DONE, DropReason
@@ -39,7 +40,9 @@ class Service:
         link: Link,
         tracer: Tracer,
         selector: selectors.BaseSelector,
+        observe: ObserveConfig | None = None,
     ) -> None:
+        self._observe = observe or ObserveConfig()
         self._tasks = tasks
         self._renderer = renderer
         self._host = host
@@ -176,7 +179,11 @@ class Service:
         self._end(trajectory, Happened(trajectory, "failed", status=DropReason.ENV_ERROR, detail=detail))
 
     def _end(self, trajectory: EnvTrajectory, last: Happened) -> None:
-        ended, frames = trajectory.ended(last)
+        name, observe = trajectory.play.trajectory, self._observe
+        is_kept = is_chosen(name, observe.transcripts)
+        ended, frames = trajectory.ended(
+            last, is_kept=is_kept, keeps_tokens=is_kept and is_chosen(name, observe.transcript_tokens)
+        )
         if ended.status != DONE:
             log.info("%s: %s: %s", ended.trajectory, ended.status, ended.detail)
             self._trace_once(trajectory.play.task, last)

@@ -1,4 +1,4 @@
-"""One trajectory in its env worker: tokens, transcript, limits. Owns the token record; does no I/O.
+"""One trajectory in its env worker: tokens, transcript, limits. Owns the token record; does no I/O but read the clock.
 
     begin(observation) -> wanted() -> answer(record) -> observe(observation) -> wanted() -> ... -> ended()
 
@@ -7,7 +7,9 @@ Tokens are added to the record only together with the answer that follows them, 
 
 from __future__ import annotations
 
+import time
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from rollart_hpc.config.schema import TaskConfig
 from rollart_hpc.envs.host import Happened
 from rollart_hpc.envs.render import Conversation, Renderer
+from rollart_hpc.observe.plays import Facts
 from rollart_hpc.types import OBSERVED, Frame, TokenRecord
 from rollart_hpc.wire.messages import Ended, Play, TurnWanted, clip
 from rollart_hpc.wire.prefix import PrefixHash
@@ -28,6 +31,8 @@ class EnvTrajectory:
         self.num_turns = 0
         self.reset_s = 0.0
         self.env_s = 0.0
+        self.policy_s = 0.0  # waiting for answers
+        self._asked_s = 0.0
         self.is_waiting = False  # for the policy's answer
         self.is_cut = False  # by a limit
         self._room_given = 0  # tokens that the current answer may have
@@ -48,6 +53,7 @@ class EnvTrajectory:
     def answer(self, sampled: TokenRecord) -> str:
         """Append the sampled tokens verbatim; returns their text."""
         text = self._conversation.answer(sampled.ids)
+        self.policy_s += time.monotonic() - self._asked_s
         self.is_cut = len(sampled) >= self._room_given and not self._renderer.is_ended(sampled.ids)
         self._turns.append((self._observation, text))
         self._samples[-1] += [_observed(self._new), sampled]
@@ -81,6 +87,7 @@ class EnvTrajectory:
         parts = [part.ids for part in self._samples[-1]] if full else []
         ids: NDArray[np.int32] = np.concatenate([*parts, self._new])
         prefix = PrefixHash() if full else self._prefix
+        self._asked_s = self._asked_s if resend else time.monotonic()
         self.is_waiting = True
         self._room_given = self.room
         message = TurnWanted(
@@ -96,9 +103,12 @@ class EnvTrajectory:
 
     # --- the end ---------------------------------------------------------------------------------
 
-    def ended(self, last: Happened) -> tuple[Ended, list[Frame]]:
+    def ended(self, last: Happened, *, is_kept: bool = False, keeps_tokens: bool = False) -> tuple[Ended, list[Frame]]:
+        """`is_kept`: its transcript will be, so it tells more about the play than a reward function may see."""
         record, lengths = self._record()
-        transcript = {"task": self.play.task, "turns": self._turns, "outcome": last.outcome or {}}
+        transcript: dict[str, Any] = {"task": self.play.task, "turns": self._turns, "outcome": last.outcome or {}}
+        if is_kept:
+            transcript["facts"] = self._facts(record, lengths if keeps_tokens else [])
         message = Ended(
             trajectory=self.play.trajectory,
             issue=self.play.issue,
@@ -113,6 +123,25 @@ class EnvTrajectory:
             states=[_state_key(observation) for observation, _ in self._turns],
         )
         return message, [msgspec.msgpack.encode(transcript), *record.to_frames()]
+
+    def _facts(self, record: TokenRecord, lengths: list[int]) -> Facts:
+        """With `lengths`, also the tokens."""
+        versions = record.versions[record.sampled]
+        facts = Facts(
+            seed=self.play.seed,
+            num_tokens=len(record),
+            num_sampled=len(versions),
+            first_version=int(versions.min()) if len(versions) else OBSERVED,
+            last_version=int(versions.max()) if len(versions) else OBSERVED,
+            is_cut=self.is_cut,
+            reset_s=self.reset_s,
+            env_s=self.env_s,
+            policy_s=self.policy_s,
+            lengths=lengths,
+        )
+        if lengths:
+            facts.ids, facts.logprobs, facts.versions = map(bytes, record.to_frames())
+        return facts
 
     def _record(self) -> tuple[TokenRecord, list[int]]:
         parts = [part for sample in self._samples for part in sample]

@@ -17,6 +17,7 @@ Who waits for what:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rollart_hpc.flow import events as ev
@@ -49,6 +50,7 @@ class Core:
         self.attempt = attempt
         self.version = 0  # the trainer's: steps committed
         self.stopped: RunState | None = None
+        self.tap: Callable[[ev.Event, list[ev.Command]], None] | None = None  # sees all events and their commands
         self.draining = ""
         self.saving: int | None = None
         self.saved_version = -1
@@ -111,6 +113,8 @@ class Core:
         if not self.stopped:
             self._advance()
         out, self._out = self._out, []
+        if self.tap is not None:
+            self.tap(event, out)
         return out
 
     @property
@@ -434,6 +438,7 @@ class Core:
             self._trained(group)
         self.version = event.version
         self.admission.is_due = True
+        self._choose_pools()
         self.mix.forget_before(max(self.saved_version, 0))  # a restore goes back that far
         self._look_at_ages()
         if event.is_skipped:
@@ -441,6 +446,12 @@ class Core:
         every = self.rules.checkpoint_every
         if self.draining or self.failed_saves or (every and self.version % every == 0):
             self._save()
+
+    def _choose_pools(self) -> None:
+        engines = {name: len(pool.engines) for name, pool in self.router.pools.items()}
+        for change in self.router.affinity.look(self.version, engines, self.mix.tasks):
+            what = f"{change.after} instead of {change.before}: {change.reason}"
+            self._emit(ev.Warn(EventKind.AFFINITY, change.task, what))
 
     def _tell_of_skipped_update(self) -> None:
         count, limit = self._skipped_updates, self.rules.max_skipped_updates
@@ -477,11 +488,11 @@ class Core:
         self.publisher.ready(event.epoch, event.host, event.port, event.secret)
 
     def _transfer_failed(self, event: ev.TransferFailed) -> None:
-        self.publisher.paid(event.worker)
+        self.publisher.paid(event.worker, epoch=event.epoch)
         if event.epoch:
             self.publisher.failed(event.epoch)
-        elif event.worker in self.workers:
-            self.publisher.spoiled(self.workers[event.worker])
+        elif (worker := self.workers.get(event.worker)) is not None and worker.role == "relay":
+            self.publisher.spoiled(worker)
 
     def _transfer_sent(self, event: ev.TransferSent) -> None:
         if self.rules.collective == "mpi" and event.collective != "mpi":
@@ -608,6 +619,7 @@ class Core:
         self.tally.restore(saved["tally"])
         self.mix.restore(saved["mix"], [name for name, task in self.tally.tasks.items() if task.quarantined])
         self.validator.restore(saved["validations"])
+        self.router.affinity.restore(saved.get("affinity", {}))
         for name, task in self.tally.tasks.items():
             if task.quarantined:
                 self.admission.expect(name)

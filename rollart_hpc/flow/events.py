@@ -13,8 +13,11 @@ from rollart_hpc.types import Role, WeightsId
 from rollart_hpc.vocabulary import DropReason, EventKind, RunState
 
 
-class Fact(msgspec.Struct, frozen=True, gc=False):
-    """An event or a command. A struct, because every turn makes four and a frozen dataclass is slow to make."""
+class Fact(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """An event or a command, with its name as a tag in recordings.
+
+    A struct, because every turn makes four and a frozen dataclass is slow to make.
+    """
 
 
 # --- events ----------------------------------------------------------------------------------

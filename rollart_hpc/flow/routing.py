@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum, auto
 
 from rollart_hpc.flow import events as ev
+from rollart_hpc.flow.affinity import Affinity
 from rollart_hpc.flow.pools import Choice, Pool, fits, fits_now
 from rollart_hpc.flow.rules import FlowRules
 from rollart_hpc.flow.state import Tally, Trajectory, Worker
@@ -51,6 +52,7 @@ class Router:
     ) -> None:
         self.rules = rules
         self.tally = tally
+        self.affinity = Affinity(rules)
         self.engines: dict[str, Worker] = {}
         self.pools: dict[str, Pool] = {}
         self.is_patient = False  # engines that still install keep their share
@@ -127,7 +129,8 @@ class Router:
         return Stage.DECODE if trajectory.kv else Stage.PREFILL
 
     def _wanted(self, trajectory: Trajectory, stage: Stage) -> Pools:
-        return self._split_pools.get(stage) or self.rules.tasks[trajectory.task].pools
+        pools = self._split_pools.get(stage) or trajectory.pools
+        return self.affinity.pools(trajectory.task) if pools is None else pools
 
     def _serves(self, pool: str, wanted: Pools) -> bool:
         return not wanted or pool in wanted or not self._is_alive(wanted)
@@ -147,6 +150,8 @@ class Router:
         self._last_place += 1
         trajectory.place = self._last_place
         self._set_aside(trajectory)
+        if trajectory.pools is None:
+            trajectory.pools = self.affinity.pools(trajectory.task)
         stage = self.stage(trajectory)
         home = self._home(trajectory, stage)
         if home is not None and self._may_stay(home, trajectory, stage):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from rollart_hpc.config.automatic import options_of
 from rollart_hpc.config.modes import preset_of
 from rollart_hpc.config.pools import has_engines, pools_for, pools_with
 from rollart_hpc.config.schema import RunConfig
-from rollart_hpc.hardware import BANDWIDTH, COMPUTE
+from rollart_hpc.estimate.pools import EngineFigures
+from rollart_hpc.hardware import AUTO, BANDWIDTH, COMPUTE
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class TaskRules:
     step_s: float = 60.0  # an env worker ends a reset or a turn after this time at the latest
     filter_tolerance: float = 0.0
     filter_tries: int = 0
+    auto: bool = False  # `pools` holds until the core has chosen (`flow.affinity`)
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class FlowRules:
     max_skipped_updates: int = 10  # in a row; then the run fails
     num_envs: int = 1  # workers that the run starts; how many are there is another matter
     num_rewards: int = 1
+    figures: dict[str, EngineFigures] = field(default_factory=dict)  # of engines by pool, where a task is `auto`
+    auto_options: dict[str, tuple[str, ...]] = field(default_factory=dict)  # what may be chosen, with its pools
 
     def env_seed(self, purpose: str, task: str, index: int) -> int:
         """Even seeds are for training and odd ones for validation, so no play is ever both."""
@@ -76,8 +82,8 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def rules_of(config: RunConfig) -> FlowRules:
-    """The preset of `config.mode` over the run's numbers."""
+def rules_of(config: RunConfig, figures: Mapping[str, EngineFigures] | None = None) -> FlowRules:
+    """The preset of `config.mode` over the run's numbers. `figures`: for tasks with `affinity: auto`."""
     preset = preset_of(config.mode)
     flow = replace(config.flow, **preset.forced)
     return FlowRules(
@@ -90,6 +96,7 @@ def rules_of(config: RunConfig) -> FlowRules:
                 max(task.reset_timeout_s, task.turn_timeout_s),
                 task.filter_tolerance,
                 task.filter_tries,
+                task.affinity == AUTO,
             )
             for name, task in config.tasks.items()
         },
@@ -126,6 +133,8 @@ def rules_of(config: RunConfig) -> FlowRules:
         max_skipped_updates=config.trainer.max_skipped_updates,
         num_envs=config.env.workers,
         num_rewards=config.reward.workers,
+        figures=dict(figures or {}),
+        auto_options=options_of(config),
     )
 
 

@@ -23,6 +23,7 @@ def snapshot_of(core: Core) -> dict[str, Any]:
         "mix": core.mix.snapshot(),
         "tally": core.tally.snapshot(),
         "validations": core.validator.snapshot(),
+        "affinity": core.router.affinity.snapshot(),
         "groups": [_group(group) for group in complete],
     }
 

@@ -62,7 +62,9 @@ class Trajectory:
     request: int = -1
     kv: str = ""  # split turns: handle of the prefilled KV
     turn: int = 0
+    prompt_tokens: int = 0  # of the current turn
     turn_tokens: int = 0  # prompt and maximum answer of the current turn
+    pools: tuple[str, ...] | None = None  # that serve it, () = all; None: it has not asked for a turn
     footprint: int = 0  # KV tokens reserved for it on an engine
     place: int = 0  # ticket in the router's queues; 0 = not waiting
     planned_version: int = -1  # installed version of the engine that samples its first tokens
@@ -119,6 +121,7 @@ class Worker:
     held: WeightsId | None = None  # relays: newest held
     moved_s: float = 0.0  # its last answer or other progress
     asked_s: float | None = None  # engines, relays: since when they owe an install or a transfer; None = they do not
+    asked_for: WeightsId | None = None  # the newest that it owes
     has_answered: bool = False  # since it joined
     full_capacity: int = 0  # on trial: its capacity once it has proved itself; 0 = not on trial
     failures: int = 0  # env and reward workers: plays or scores in a row that failed, of any task

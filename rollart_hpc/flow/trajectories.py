@@ -104,6 +104,7 @@ class Trajectories:
         trajectory.turn = 0
         trajectory.first_version = trajectory.last_version = -1
         trajectory.turn_tokens = trajectory.footprint = 0
+        trajectory.pools = None
         trajectory.score_failures = trajectory.overdue = 0
         self._set(trajectory, State.QUEUED)
         self._has_yet_to_begin(trajectory)
@@ -167,6 +168,7 @@ class Trajectories:
             self._streaks.worked(trajectory.task, trajectory.env, Kind.STEP if event.turn else Kind.RESET, event.turn)
         trajectory.turn = event.turn
         trajectory.kv = ""
+        trajectory.prompt_tokens = event.num_tokens
         trajectory.turn_tokens = event.num_tokens + event.max_new_tokens
         self._set(trajectory, State.WAITING)
         if not self.hooks.on_turn(trajectory):
@@ -195,6 +197,9 @@ class Trajectories:
         task.turns += 1
         task.prefill_tokens += event.num_prefill_tokens
         task.decode_tokens += event.num_decode_tokens
+        if trajectory.is_training:
+            used = event.num_prefill_tokens, event.num_decode_tokens
+            self.router.affinity.turn(trajectory.task, trajectory.prompt_tokens, *used)
         self._set(trajectory, State.ANSWERED)
         if self._is_in_lockstep(trajectory):
             trajectory.request = event.request

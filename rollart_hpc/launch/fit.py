@@ -1,6 +1,6 @@
 """Whether a run fits into the memory of its GPUs, hosts and shared memory, before it is submitted. Starts nothing.
 
-`launch.memory` counts bytes; this module compares them with the classes of a site, and finds what would fit instead.
+`estimate.memory` counts bytes; this module compares them with the classes of a site, and finds what would fit instead.
 A class whose GPU memory is unknown is shown without a verdict.
 """
 
@@ -17,12 +17,13 @@ from rollart_hpc.config.pools import engine_of
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import ConfigError
-from rollart_hpc.launch.memory import (
+from rollart_hpc.estimate.memory import (
     ITEM_BYTES,
     EngineSize,
     Parts,
     TrainerSize,
     engine_parts,
+    kv_capacity,
     kv_token_bytes,
     relay_bytes,
     trainer_parts,
@@ -64,12 +65,13 @@ class Fit:
             raise ConfigError(what, problems)
 
 
-def fit_of(config: RunConfig, site: SiteConfig, plan: Plan) -> Fit:
+def fit_of(config: RunConfig, site: SiteConfig, plan: Plan, shape: ModelShape | None = None) -> Fit:
+    """`shape`: of the model, if its directory is not there."""
     if not plan.components:
         return Fit()
-    if config.model.kind != "directory":
+    if shape is None and config.model.kind != "directory":
         return Fit(unknown="memory: the run makes a tiny model, which fits anywhere")
-    shape = read_shape(Path(config.model.path))
+    shape = shape or read_shape(Path(config.model.path))
     if shape is None:
         where = config.model.path or "model.path"
         return Fit(unknown=f"memory is not estimated: {where} has no config.json of a dense decoder")
@@ -153,7 +155,7 @@ def _engines(config: RunConfig, site: SiteConfig, plan: Plan, shape: ModelShape)
     kinds = {(proc.pool, proc.hardware): proc for proc in plan.of("engine") if proc.needs.gpus}
     for (pool, hardware), proc in kinds.items():
         has = site.gpu(hardware).memory_gb * GB
-        size, share = _engine_size(config, pool, proc.needs.gpus)
+        size, share = engine_size(config, pool, proc.needs.gpus)
         parts = engine_parts(shape, size)
         per_token, longest = kv_token_bytes(shape, size), max(1, _longest(config))
         if share is None:
@@ -161,7 +163,7 @@ def _engines(config: RunConfig, site: SiteConfig, plan: Plan, shape: ModelShape)
             tokens, room = int(parts["KV"] / per_token), has * USABLE
         else:
             room = has * share
-            tokens = max(0, int((room - sum(parts.values())) / per_token))
+            tokens = kv_capacity(shape, size, room)
             parts["KV"] = max(longest, tokens) * per_token  # at least one trajectory must fit
         needs = sum(parts.values())
         note = f"KV of {tokens} tokens: {tokens / longest:.3g} trajectories of {longest}" if has else ""
@@ -170,7 +172,7 @@ def _engines(config: RunConfig, site: SiteConfig, plan: Plan, shape: ModelShape)
         yield _judged(row, f"pools.{pool}", advise, room)
 
 
-def _engine_size(config: RunConfig, pool: str, gpus: int) -> tuple[EngineSize, float | None]:
+def engine_size(config: RunConfig, pool: str, gpus: int) -> tuple[EngineSize, float | None]:
     """And the share of a GPU that it fills; None if it makes room for `kv_slots` trajectories instead."""
     engine = engine_of(config, pool)
     size = EngineSize(gpus, ITEM_BYTES[engine.dtype], engine.max_prefill_tokens, engine.max_running)

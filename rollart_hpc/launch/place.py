@@ -72,6 +72,10 @@ class Place(Protocol):
         """The controller is up: nodes that are not there can work from now on."""
         ...
 
+    def release(self, node: str) -> None:
+        """This node, which will be lost soon, has no process anymore: it can be given back."""
+        ...
+
     def see(self, told: Progress, now: float) -> None:
         """The controller's newest report, about once a second: how much work there is for nodes."""
         ...
@@ -130,6 +134,9 @@ class LocalPlace:
         return True
 
     def need_nodes(self) -> None:
+        pass
+
+    def release(self, node: str) -> None:
         pass
 
     def see(self, told: Progress, now: float) -> None:

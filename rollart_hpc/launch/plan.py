@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from rollart_hpc.config.automatic import find_auto_problems
 from rollart_hpc.config.classes import Homes, find_class_problems, homes_of
 from rollart_hpc.config.launchers import is_cluster
 from rollart_hpc.config.pools import pools_for, profile_of
@@ -38,11 +39,13 @@ WORK_S = 120  # minimum time of a job before its last checkpoint; Slurm's signal
 
 
 def make_plan(config: RunConfig, site: SiteConfig | None = None) -> Plan:
-    if site is None or not is_cluster(site.launcher):
+    if site is None:
         return _local_plan(config)
-    problems = list(find_class_problems(config, site))
+    problems = list(find_class_problems(config, site)) or list(find_auto_problems(config, site))
     if problems:
         raise ConfigError(f"run {config.name} at site {site.name}", problems)
+    if not is_cluster(site.launcher):
+        return _local_plan(config)
     _need_submission(config, site)
     return _cluster_plan(config, site)
 

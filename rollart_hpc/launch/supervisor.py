@@ -18,45 +18,42 @@ messages, and timers. No process outlives the supervisor that started it.
 
 from __future__ import annotations
 
-import json
-import os
 import selectors
 import signal
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Literal
 
-from rollart_hpc import __version__, checkpoint_dirs
+from rollart_hpc import checkpoint_dirs
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import RollartError, SiteError
 from rollart_hpc.files import append_line
 from rollart_hpc.launch import failures
+from rollart_hpc.launch.controller_line import ControllerLine
 from rollart_hpc.launch.crew import Crew
 from rollart_hpc.launch.elastic.local import LocalWorkers, is_elastic
 from rollart_hpc.launch.elastic.scaling import Elastic, ElasticWorkers
 from rollart_hpc.launch.ownership import write_ownership
 from rollart_hpc.launch.place import Came, Leaving, Left, LocalPlace, Place
-from rollart_hpc.launch.plan import CONTROLLER, Plan, Proc
-from rollart_hpc.launch.process import CantStart, Child, new_incarnation, wait_for
-from rollart_hpc.launch.restarts import RestoreBudget, RoleBudget, delay_s
+from rollart_hpc.launch.plan import CONTROLLER, Plan
+from rollart_hpc.launch.process import Child, wait_for
+from rollart_hpc.launch.restarts import RestoreBudget, RoleBudget
 from rollart_hpc.launch.room import resources_of
 from rollart_hpc.launch.screen import Screen
 from rollart_hpc.launch.signals import Signals
+from rollart_hpc.launch.starting import Starter
 from rollart_hpc.launch.timers import Timers
 from rollart_hpc.launch.watchdog import Watchdog
 from rollart_hpc.observe.status import Status, read_status
 from rollart_hpc.processes import room
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import ExitCode, RunState
-from rollart_hpc.wire.keys import load_client, make_keys
-from rollart_hpc.wire.link import Link, LinkClosed
+from rollart_hpc.wire.keys import make_keys
+from rollart_hpc.wire.link import LinkClosed
 from rollart_hpc.wire.messages import (
     Drain,
     Exited,
-    Hello,
-    Message,
     Progress,
     SaveWanted,
     Silent,
@@ -66,7 +63,6 @@ from rollart_hpc.wire.messages import (
 )
 
 TICK_S = 1.0  # interval of checking time limits, scaling elastic workers and updating the screen
-WELCOME_S = 20.0  # timeout for the controller's answer to the supervisor
 STOP_S = 10.0  # time for workers to end by themselves after the controller has ended
 LEAVE_S = 3.0  # time for relays to free the memory of their nodes after a drain
 TERM_S = 3.0
@@ -97,21 +93,17 @@ class Supervisor:
         elastic_workers = elastic_workers or LocalWorkers(self._crew, config.reward.elastic)
         self._elastic = Elastic(config.reward, elastic_workers, self._note)
         self._timers = Timers()
+        self._line = ControllerLine(run, plan.controller.node, self._selector, self._controller_ready, self._hear)
         self._roles = RoleBudget(config.restarts.per_role)
         self._restores = RestoreBudget(config.restarts.attempts)
         self._watchdog = Watchdog(config.timeouts)
+        self._starter = Starter(plan, config, self._place, self._crew, self._timers, self._watchdog, self._note)
         self._controller_attempt = 0
-        self._ready: int | None = None  # the pipe on which the controller writes its address
-        self._link: Link | None = None
         self._told: Progress | None = None  # the last report of this attempt's controller
-        self._given_up: set[str] = set()  # processes that have used up their restarts
-        self._guests: dict[str, tuple[Proc, ...]] = {}  # processes of nodes that are not in the plan
-        self._trainer_waits = False  # for the nodes of its ranks
         self._draining = self._hurries = False
         self._outcome: Outcome | None = None
         self._ticked_s = 0.0
         self._resources = resources_of(run, config, self._crew.all)
-        self._num_failed_starts = 0  # in a row
 
     def supervise(self) -> Outcome:
         """Runs until the run is over. Raises if the run fails. Leaves no process behind, whatever happens."""
@@ -154,7 +146,7 @@ class Supervisor:
         self._crew.write()
 
     def _tick(self, now: float) -> None:
-        told = self._told if self._link is not None and not self._draining else None
+        told = self._told if self._line.is_open and not self._draining else None
         if told is not None:
             self._place.see(told, now)
             if self._elastic.tick(told, now):
@@ -165,7 +157,7 @@ class Supervisor:
         for warning in room.watch(self._resources):
             self._note(warning)
         self._place.tick(now)
-        if not self._can_train():
+        if not self._starter.can_train():
             self._watchdog.touch(now)  # the run waits for nodes, and its place says for which
         if self._place.left_s() <= 0 and not self._draining:
             self._drain("limit", "the job is near its time limit")
@@ -189,101 +181,27 @@ class Supervisor:
         make_keys(self._run.keys(attempt))
         self._watchdog.reset(time.monotonic())
         self._told = None
-        self._trainer_waits = False
+        self._starter.trainer_waits = False
         self._note(f"attempt {attempt} begins {self._origin()}")
-        self._ready, write = os.pipe()
-        try:
-            self._crew.start(self._plan.controller, "--ready-fd", str(write), pass_fds=(write,))
-        finally:
-            os.close(write)
-        self._selector.register(self._ready, selectors.EVENT_READ, self._controller_ready)
+        self._line.expect(self._start_controller)
 
-    def _controller_ready(self) -> None:
-        """The controller's first line is its address. If it died before that, its pidfd reports it."""
-        assert self._ready is not None
-        line = os.read(self._ready, 4096)
-        self._close_ready()
+    def _start_controller(self, ready: int) -> None:
+        self._crew.start(self._plan.controller, "--ready-fd", str(ready), pass_fds=(ready,))
+
+    def _controller_ready(self, address: str) -> None:
+        """If it died before that, its pidfd reports it."""
         controller = self._crew.get(CONTROLLER)
-        if not line or controller is None:
+        if not address or controller is None:
             return
-        self._crew.address = str(json.loads(line)["address"])
+        self._crew.address = address
         try:
-            self._link = self._connect()
+            self._line.connect(address, self._controller_attempt)
         except RollartError:
             if controller.has_ended():
                 return
             raise
-        self._selector.register(self._link, selectors.EVENT_READ, self._hear)
-        self._start_workers()
+        self._starter.start_workers()
         self._place.need_nodes()
-
-    def _start_workers(self) -> None:
-        for node in dict.fromkeys([*(proc.node for proc in self._plan.workers), *self._guests]):
-            if self._place.has(node):
-                self._start_on(node)
-        self._trainer_waits = True
-        self._start_waiting()
-
-    def _start_on(self, node: str) -> None:
-        """Start what the plan has on this node, except what must start together with others."""
-        for proc in (*self._plan.on(node), *self._guests.get(node, ())):
-            if proc.role not in ("controller", "trainer") and not (self._has_world and proc in self._world):
-                self._start(proc)
-
-    def _start(self, proc: Proc) -> None:
-        """Unless it is running or given up, or its node is lost; it is then started when the node is back."""
-        if self._crew.get(proc.name) is None and proc.name not in self._given_up and self._place.has(proc.node):
-            try:
-                self._crew.start(proc)
-            except CantStart as error:
-                self._start_later(proc, error)
-                return
-            self._num_failed_starts = 0
-            self._watchdog.expect(proc)
-
-    def _start_later(self, proc: Proc, error: CantStart) -> None:
-        """The machine lacks memory, processes or descriptors for the moment. Told once; the watchdog ends the wait."""
-        self._num_failed_starts += 1
-        wait_s = delay_s(self._num_failed_starts)
-        self._note(f"{error}; trying again in {wait_s:g} s", is_news=self._num_failed_starts == 1)
-        self._timers.after(wait_s, partial(self._start, proc))
-
-    def _start_waiting(self) -> None:
-        """Start what needs several nodes, once they are all there: the trainer's ranks, the MPI world of relays."""
-        relays, trainers = self._world, self._plan.of("trainer")
-        if self._trainer_waits and self._has_all(trainers):
-            self._trainer_waits = False
-            for proc in trainers:
-                self._start(proc)
-        if self._has_world and not self._crew.of("relay") and self._has_all(relays):
-            self._crew.start_world(relays)
-            for proc in relays:
-                self._watchdog.expect(proc)
-
-    @property
-    def _world(self) -> tuple[Proc, ...]:
-        """Relays that can be ranks of one MPI world: those of the run's own job."""
-        return tuple(proc for proc in self._plan.of("relay") if self._place.shares_fate(proc.node))
-
-    @property
-    def _has_world(self) -> bool:
-        return self._config.weights.collective == "mpi" and len(self._world) > 1
-
-    def _has_all(self, procs: Iterable[Proc]) -> bool:
-        return all(self._place.has(proc.node) for proc in procs)
-
-    def _can_train(self) -> bool:
-        """Are the nodes there without which no step can be trained?"""
-        engines = [*self._plan.of("engine"), *(proc for guests in self._guests.values() for proc in guests)]
-        return self._has_all(self._plan.of("trainer")) and (
-            not engines or any(self._place.has(proc.node) for proc in engines)
-        )
-
-    def _connect(self) -> Link:
-        attempt, node = self._controller_attempt, self._plan.controller.node
-        hello = Hello("supervisor", "supervisor", node, "", 0, __version__, attempt, new_incarnation(), os.getpid())
-        keys = load_client(self._run.keys(attempt), "supervisor")
-        return Link(self._crew.address, keys, hello, welcome_timeout_s=WELCOME_S)
 
     # --- endings -------------------------------------------------------------------------------
 
@@ -299,7 +217,7 @@ class Supervisor:
             self._controller_ended(child, code)
             return
         for proc, incarnation in child.order.members:
-            self._tell(Exited(proc.name, incarnation, code))
+            self._line.tell(Exited(proc.name, incarnation, code))
         self._worker_ended(child, code)
 
     def _controller_ended(self, child: Child, code: int) -> None:
@@ -348,18 +266,17 @@ class Supervisor:
         delay_s = self._roles.next_delay_s(child.name, time.monotonic() - child.started_s)
         if delay_s is not None:
             self._note(f"restarting {child.name} in {delay_s:g} s")
-            self._timers.after(delay_s, partial(self._start, child.proc))
+            self._timers.after(delay_s, partial(self._starter.start, child.proc))
         elif child.proc.role == "relay" or not self._crew.of(child.proc.role):
             raise failures.gave_up(child, code, f"restarts.per_role = {self._config.restarts.per_role}", self._run)
         else:
-            self._given_up.add(child.name)
-            self._watchdog.excuse(child.proc)
+            self._starter.give_up(child.proc)
             self._note(f"{child.name} has used up restarts.per_role: the run continues without it")
 
     def _restore_trainer(self, child: Child, delay_s: float) -> None:
         for rank, rank_code in self._crew.end(self._crew.of("trainer")):
-            self._tell(Exited(rank.name, rank.order.incarnation, rank_code))
-        if not self._trainer_waits:
+            self._line.tell(Exited(rank.name, rank.order.incarnation, rank_code))
+        if not self._starter.trainer_waits:
             self._timers.after(delay_s, self._begin_trainer_attempt)
 
     def _begin_trainer_attempt(self) -> None:
@@ -368,9 +285,8 @@ class Supervisor:
         self._run.prune_traces(self._config.observe.trace_attempts, self._controller_attempt)
         self._watchdog.touch(time.monotonic())
         self._note(f"attempt {self._crew.attempt} of the trainer begins {self._origin()}")
-        self._tell(TrainerAttempt(self._crew.attempt))
-        self._trainer_waits = True
-        self._start_waiting()
+        self._line.tell(TrainerAttempt(self._crew.attempt))
+        self._starter.start_trainer()
 
     def _next_restore(self, child: Child, code: int) -> float:
         newest = self._run.newest_checkpoint()
@@ -385,22 +301,8 @@ class Supervisor:
         """End every process and cancel pending restarts."""
         self._timers.clear()
         self._elastic.end()
-        self._close_link("the run ends")
-        self._close_ready()
+        self._line.close("the run ends")
         self._crew.end(self._crew.all(), grace_s, TERM_S if grace_s else 0.0)
-
-    def _close_ready(self) -> None:
-        if self._ready is not None:
-            with suppress(KeyError):  # the controller could not be started
-                self._selector.unregister(self._ready)
-            os.close(self._ready)
-            self._ready = None
-
-    def _close_link(self, reason: str) -> None:
-        if self._link is not None:
-            self._selector.unregister(self._link)
-            self._link.close(reason)
-            self._link = None
 
     # --- nodes ---------------------------------------------------------------------------------
 
@@ -411,7 +313,7 @@ class Supervisor:
                 self._node_came(change)
             elif isinstance(change, Left):
                 self._note(f"node {change.node} is lost: {change.reason}")
-                self._guests.pop(change.node, None)
+                self._starter.left(change.node)
                 for child in [child for child in self._on(change.node) if child.has_ended()]:
                     self._ended(child)  # before the node comes again
             elif isinstance(change, Leaving):
@@ -421,12 +323,9 @@ class Supervisor:
     def _node_came(self, change: Came) -> None:
         listed = f", for {', '.join(proc.name for proc in change.guests)}" if change.guests else ""
         self._note(f"node {change.node} is there{listed}")
-        if change.guests:
-            self._guests[change.node] = change.guests
-        self._given_up -= {proc.name for proc in self._plan.on(change.node)}  # it may be another machine
-        if self._link is not None and not self._draining:
-            self._start_on(change.node)
-            self._start_waiting()
+        self._starter.came(change)
+        if self._line.is_open and not self._draining:
+            self._starter.start_on(change.node)
 
     def _node_leaves(self, change: Leaving) -> None:
         there = self._on(change.node)
@@ -434,12 +333,13 @@ class Supervisor:
             self._drain("signal", f"node {change.node}: {change.reason}")
         elif any(child.proc.role == "trainer" for child in there):
             self._note(f"node {change.node} leaves soon: {change.reason}; saving a checkpoint")
-            self._tell(SaveWanted())
+            self._line.tell(SaveWanted())
         else:
             self._note(f"node {change.node} leaves soon: {change.reason}; ending its processes")
             for child, code in self._crew.end(there):
                 self._watchdog.excuse(child.proc)
-                self._tell(Exited(child.name, child.order.incarnation, code))
+                self._line.tell(Exited(child.name, child.order.incarnation, code))
+            self._place.release(change.node)
 
     def _on(self, node: str) -> list[Child]:
         return [child for child in self._crew.all() if child.proc.node == node]
@@ -457,14 +357,14 @@ class Supervisor:
         self.why = self.why or why
         if not self._draining:
             self._place.told_to_end()
-        if self._draining or self._link is None:
+        if self._draining or not self._line.is_open:
             self._note(f"{cause}: ending every process now")
             self._outcome = RunState.DRAINED
             return
         self._draining = True
         again = "" if self._place.is_patient else " (signal again to end it now)"
         self._note(f"{cause}: saving a checkpoint, then ending the run{again}")
-        self._tell(Drain("limit" if why == "limit" else "cancelled"))
+        self._line.tell(Drain("limit" if why == "limit" else "cancelled"))
         drain_s = self._place.save_s(DRAIN_S) if why == "limit" else DRAIN_S
         self._timers.after(drain_s, partial(self._hurry, f"no checkpoint within {drain_s:.0f} s"))
 
@@ -472,7 +372,7 @@ class Supervisor:
         """Ask the workers, through the controller, to leave: a killed one leaves weights in its node's memory."""
         self._hurries = True
         self._note(f"{cause}: ending every process now")
-        self._tell(Drain("cancelled", at_once=True))
+        self._line.tell(Drain("cancelled", at_once=True))
         self._timers.after(LEAVE_S, self._give_up)
 
     def _give_up(self) -> None:
@@ -480,22 +380,21 @@ class Supervisor:
 
     def _hear(self) -> None:
         """Handle the controller's messages. If it died, its pidfd reports it."""
-        assert self._link is not None
         silent: list[Silent] = []
         try:
-            while (received := self._link.recv(0)) is not None:
-                if isinstance(received[0], Warned) and self._shares_fate(received[0].name):
-                    self._drain("signal", f"{received[0].name} was warned that it will be ended")
-                if isinstance(received[0], WhoAreYou):  # the connection broke: what we said last may be lost
-                    self._tell(TrainerAttempt(self._crew.attempt))
-                if isinstance(received[0], Silent):
-                    silent.append(received[0])
-                if isinstance(received[0], Progress):
-                    self._told = received[0]
-                    self._watchdog.see(self._told, time.monotonic())
+            while (message := self._line.received()) is not None:
+                if isinstance(message, Warned) and self._shares_fate(message.name):
+                    self._drain("signal", f"{message.name} was warned that it will be ended")
+                if isinstance(message, WhoAreYou):  # the connection broke: what we said last may be lost
+                    self._line.tell(TrainerAttempt(self._crew.attempt))
+                if isinstance(message, Silent):
+                    silent.append(message)
+                if isinstance(message, Progress):
+                    self._told = message
+                    self._watchdog.see(message, time.monotonic())
         except LinkClosed as error:
             self._note(str(error))
-            self._close_link("closed")
+            self._line.close("closed")
         for process in silent:
             self._end_silent(process)
 
@@ -510,10 +409,6 @@ class Supervisor:
             self._note(f"{process.name} does not answer: ending it")
             for ended, code in self._crew.end([child]):
                 self._settle(ended, code or -signal.SIGKILL)
-
-    def _tell(self, message: Message) -> None:
-        if self._link is not None:
-            self._link.send(message)
 
     def _status(self) -> Status | None:
         """The last status file of this attempt's controller, to show the user. Decisions use its messages instead."""

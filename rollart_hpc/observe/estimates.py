@@ -23,7 +23,7 @@ class Estimate:
     plays: int
     failed: int  # plays without a score
     reward: float
-    reward_error: float  # standard error over seeds
+    reward_error: float | None  # standard error over seeds; None: there is only one
     success: float
     low: float  # 95% interval of success
     high: float
@@ -48,7 +48,7 @@ def estimate(line: Mapping[str, Any]) -> Estimate | None:
         plays=sum(map(len, rewards.values())),
         failed=int(line.get("failed", 0)),
         reward=statistics.fmean(means),
-        reward_error=statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.inf,
+        reward_error=statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None,
         success=success,
         low=low,
         high=high,

@@ -2,10 +2,12 @@
 
 A line is one committed step, or a restore. After a restore, the lines after the restored version are void: a later line
 with the same or an earlier version replaces them. The remaining lines are the surviving chain. They must link up: every
-line's parent digest is the digest of the line before.
+line's parent digest is the digest of the line before. The first line of a fork says which weights of which run it began
+with; `lineage.py` follows it into the ledger of that run.
 
     {"attempt": 1, "step": 7, "version": 8, "parent_digest": ..., "digest": ..., "packed": "eJx..."}
     {"attempt": 2, "restored": 5, "why": "checkpoint ... is damaged"}
+    {"attempt": 0, "forked": 8, "digest": ..., "run": "a3b1...", "path": "/runs/first"}
 
 The trajectories of a step are packed when its line is written: ids are `aATTEMPT.gGROUP.mMEMBER`, so groups are stored
 as differences, members and ages (step - start version) as a byte each, all deflated. Nothing is lost, and the file is
@@ -47,7 +49,17 @@ class Restored(msgspec.Struct):
     why: str = ""
 
 
-Entry = Line | Restored
+class Forked(msgspec.Struct):
+    """The run began with this version of another run."""
+
+    attempt: int
+    forked: int
+    digest: str
+    run: str  # its id
+    path: str  # its run directory at that time
+
+
+Entry = Line | Restored | Forked
 
 
 class _Row(msgspec.Struct, omit_defaults=True):
@@ -64,6 +76,13 @@ class _Row(msgspec.Struct, omit_defaults=True):
     start_versions: list[int] = []
     restored: int = -1
     why: str = ""
+    forked: int = -1
+    run: str = ""
+    path: str = ""
+
+    @property
+    def is_step(self) -> bool:
+        return bool(self.digest) and self.restored < 0 and self.forked < 0
 
 
 class _Columns(msgspec.Struct, array_like=True):
@@ -81,7 +100,7 @@ _columns = msgspec.msgpack.Decoder(_Columns)
 
 
 def encode(entry: Entry) -> bytes:
-    if isinstance(entry, Restored):
+    if not isinstance(entry, Line):
         return msgspec.json.encode(entry)
     head = entry.attempt, entry.step, entry.version, entry.parent_digest, entry.digest
     columns = _packed(entry)
@@ -142,6 +161,8 @@ def _rows(path: Path) -> Iterator[_Row]:
 def _entry(row: _Row) -> Entry | None:
     if row.restored >= 0:
         return Restored(row.attempt, row.restored, row.why)
+    if row.forked >= 0:
+        return Forked(row.attempt, row.forked, row.digest, row.run, row.path)
     if not row.digest:
         return None
     head = row.attempt, row.step, row.version, row.parent_digest, row.digest
@@ -178,7 +199,7 @@ def surviving(lines: Iterable[Entry]) -> list[Line]:
     """The chain that leads to the newest weights."""
     chain: list[Line] = []
     for line in lines:
-        above = line.version if isinstance(line, Line) else line.restored + 1
+        above = _voids_from(line)
         while chain and chain[-1].version >= above:
             chain.pop()
         if isinstance(line, Line):
@@ -186,25 +207,46 @@ def surviving(lines: Iterable[Entry]) -> list[Line]:
     return chain
 
 
+def _voids_from(entry: Entry) -> int:
+    """Steps that made this version or a later one don't survive this entry."""
+    match entry:
+        case Line():
+            return entry.version
+        case Restored():
+            return entry.restored + 1
+        case Forked():
+            return entry.forked + 1
+
+
+def origin(path: Path) -> Forked | None:
+    """Where a fork comes from; None for any other run."""
+    return next((entry for entry in entries(path) if isinstance(entry, Forked)), None)
+
+
 # --- checking ----------------------------------------------------------------------------------
 
 
 def problems(lines: Iterable[Entry], group_size: int, alpha: int) -> list[str]:
     """Everything that contradicts exactly-once. An empty list proves that it holds."""
-    return _problems(surviving(lines), group_size, alpha)
+    lines = list(lines)
+    began = next((entry for entry in lines if isinstance(entry, Forked)), None)
+    return _problems(surviving(lines), group_size, alpha, began)
 
 
 def check(path: Path, group_size: int, alpha: int) -> list[str]:
     """`problems` of a ledger of any size. Needs 4 bytes of memory for each group, and a few for each step."""
     kept: list[tuple[int, int]] = []  # version, number of the line
+    began: Forked | None = None
     for number, row in enumerate(_rows(path)):
-        above = row.restored + 1 if row.restored >= 0 else row.version
+        entry = None if row.is_step else _entry(row)
+        above = _voids_from(entry) if entry else row.version
         while kept and kept[-1][0] >= above:
             kept.pop()
-        if row.restored < 0 and row.digest:
+        if row.is_step:
             kept.append((row.version, number))
+        began = entry if isinstance(entry, Forked) else began
     numbers = iter([number for _, number in kept])
-    return _problems(_chosen(path, numbers), group_size, alpha)
+    return _problems(_chosen(path, numbers), group_size, alpha, began)
 
 
 def _chosen(path: Path, numbers: Iterator[int]) -> Iterator[Line]:
@@ -217,12 +259,12 @@ def _chosen(path: Path, numbers: Iterator[int]) -> Iterator[Line]:
                 yield entry
 
 
-def _problems(chain: Iterable[Line], group_size: int, alpha: int) -> list[str]:
+def _problems(chain: Iterable[Line], group_size: int, alpha: int, began: Forked | None) -> list[str]:
     found: list[str] = []
-    trained = _Trained()
-    before: Line | None = None
+    trained = Trained()
+    before: Line | Forked | None = began
     for line in chain:
-        found += _link_problems(before, line)
+        found += link_problems(before, line)
         if len(line.trajectories) != group_size * len(line.groups):
             found.append(f"step {line.step}: {len(line.trajectories)} trajectories in {len(line.groups)} groups")
         for name, version in zip(line.trajectories, line.start_versions, strict=True):
@@ -234,16 +276,18 @@ def _problems(chain: Iterable[Line], group_size: int, alpha: int) -> list[str]:
     return found
 
 
-def _link_problems(before: Line | None, line: Line) -> Iterator[str]:
-    if before is not None and line.parent_digest != before.digest:
-        yield f"step {line.step}: its parent is not the weights that step {before.step} made"
-    if before is not None and line.version != before.version + 1:
-        yield f"version {line.version} follows version {before.version}"
+def link_problems(before: Line | Forked | None, line: Line) -> Iterator[str]:
+    if before is not None:
+        version = before.version if isinstance(before, Line) else before.forked
+        if line.parent_digest != before.digest:
+            yield f"step {line.step}: its parent is not the weights of version {version}"
+        if line.version != version + 1:
+            yield f"version {line.version} follows version {version}"
     if line.version != line.step + 1:
         yield f"step {line.step} made version {line.version}"
 
 
-class _Trained:
+class Trained:
     """The trajectories seen so far: a bit each."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ from rollart_hpc.vocabulary import RunState
 
 def write_report(run_dir: Path, state: RunState | None = None) -> Path:
     """`state`: how the run ended, if the caller knows better than status.json (a killed run can't record its end)."""
-    run = _load(run_dir)
+    run = load_run(run_dir)
     if state is not None:
         run.status.state = state
     target = RunDir(run_dir).report
@@ -33,7 +33,8 @@ def write_report(run_dir: Path, state: RunState | None = None) -> Path:
     return target
 
 
-def _load(run_dir: Path) -> Run:
+def load_run(run_dir: Path) -> Run:
+    """What the files of the run say now."""
     paths = RunDir(run_dir)
     try:
         status = read_status(paths.status) or Status()
@@ -59,19 +60,20 @@ def _cluster(path: Path) -> Cluster:
 
 def render(run: Run) -> str:
     name = run.status.name or run.path.name
-    return page(
-        f"{name} · rollart-hpc",
-        [
-            sections.header(run, name),
-            sections.cards(run),
-            pair(sections.scores(run), sections.rewards(run)),
-            pair(sections.trainer_time(run), sections.process_time(run)),
-            sections.timeline(run),
-            pair(sections.staleness(run), sections.pools(run)),
-            pair(sections.drops(run), sections.workers(run)),
-            sections.beginning(run),
-            sections.figures(run),
-            sections.events(run),
-            fold("Resolved configuration", f"<pre>{escape(run.config) or 'none'}</pre>"),
-        ],
-    )
+    return page(f"{name} · rollart-hpc", [sections.header(run, name), sections.cards(run), *details(run)])
+
+
+def details(run: Run) -> list[str]:
+    """The sections below the summary."""
+    return [
+        pair(sections.scores(run), sections.rewards(run)),
+        pair(sections.trainer_time(run), sections.process_time(run)),
+        sections.timeline(run),
+        pair(sections.staleness(run), sections.pools(run)),
+        sections.affinities(run),
+        pair(sections.drops(run), sections.workers(run)),
+        sections.beginning(run),
+        sections.figures(run),
+        sections.events(run),
+        fold("Resolved configuration", f"<pre>{escape(run.config) or 'none'}</pre>"),
+    ]

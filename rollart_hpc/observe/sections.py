@@ -228,6 +228,23 @@ def pools(run: Run) -> str:
     return section("Share of each pool per task", sub, chart)
 
 
+def affinities(run: Run) -> str:
+    """Why tasks with `affinity: auto` had their pools."""
+    found = {name: task.affinity for name, task in run.status.tasks.items() if task.affinity is not None}
+    if not found:
+        return ""
+    names = list(dict.fromkeys(pool for own in found.values() for pool in own.turn_s))
+    rows = [
+        [name, own.choice if own.is_measured else "not yet", f"{own.prompt_tokens:.0f}", f"{own.prefill_tokens:.0f}",
+         f"{own.reuse:.0%}", f"{own.decode_tokens:.1f}",
+         *(f"{1000 * own.turn_s[pool]:.3g}" if pool in own.turn_s else "" for pool in names)]
+        for name, own in found.items()
+    ]  # fmt: skip
+    heads = ["task", "choice", "prompt tokens", "prefilled", "prefix reuse", "answer tokens"]
+    sub = "tasks with affinity: auto; means per turn at the end; the map with the least work of the busiest engine wins"
+    return section("Chosen pools", sub, table([*heads, *(f"ms in {pool}" for pool in names)], rows))
+
+
 def _largest(shares: dict[str, float]) -> str:
     return f"{max(shares.values(), default=0.0):.1%}"
 

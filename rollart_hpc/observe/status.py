@@ -14,6 +14,18 @@ from rollart_hpc.files import write_atomic
 from rollart_hpc.vocabulary import RunState
 
 
+class AffinityStatus(msgspec.Struct):
+    """Why a task with `affinity: auto` has its pools; means over recent turns of training."""
+
+    choice: str = ""  # a value that `affinity` may have
+    is_measured: bool = False  # False: too few turns so far, and every pool serves it
+    prompt_tokens: float = 0.0  # per turn, with those whose KV was kept
+    prefill_tokens: float = 0.0
+    decode_tokens: float = 0.0
+    reuse: float = 0.0  # share of the prompts that was not prefilled
+    turn_s: dict[str, float] = {}  # pool -> seconds of an engine, by the roofline of its class
+
+
 class TaskStatus(msgspec.Struct):
     score_first: float | None = None  # success in the first validation
     score_last: float | None = None
@@ -29,6 +41,7 @@ class TaskStatus(msgspec.Struct):
     quarantined: bool = False
     quarantine_reason: str = ""
     last_error: str = ""  # the newest failure of a play
+    affinity: AffinityStatus | None = None  # of tasks with `affinity: auto`
 
 
 class StalenessStatus(msgspec.Struct):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,3 +20,4 @@ class Transcript:
 class Score:
     reward: float
     success: bool  # what validation counts
+    turns: Sequence[float] = ()  # what each turn earned, for algorithms that use it; the last one earns the rest

@@ -6,5 +6,9 @@ from rollart_hpc.rewards.contract import Score, Transcript
 
 
 def reported(transcript: Transcript) -> Score:
-    """The environment's `outcome()` must hold a number `reward` and a truth value `success`."""
-    return Score(float(transcript.outcome["reward"]), bool(transcript.outcome["success"]))
+    """The environment's `outcome()` must hold a number `reward` and a truth value `success`.
+
+    It may hold `turn_rewards`, a number for each turn.
+    """
+    outcome = transcript.outcome
+    return Score(float(outcome["reward"]), bool(outcome["success"]), outcome.get("turn_rewards", ()))

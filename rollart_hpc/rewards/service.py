@@ -23,6 +23,7 @@ from rollart_hpc.config.schema import TaskConfig
 from rollart_hpc.errors import DETAIL_CHARS
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.rewards.contract import Score, Transcript
+from rollart_hpc.rewards.recording import Recorder
 from rollart_hpc.types import Frame
 from rollart_hpc.wire.link import Link
 from rollart_hpc.wire.messages import Scored, ScoreFailed, ScoreWanted, Stop
@@ -52,15 +53,21 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def checked(score: Score) -> tuple[float, bool]:
-    """Reward and success of a score. A text is a mistake, even if it looks like a number: "no" would be a success."""
+def checked(score: Score, num_turns: int) -> tuple[float, bool, list[float]]:
+    """Reward and success of a score, and rewards of turns if it has them.
+
+    A text is a mistake, even if it looks like a number: "no" would be a success.
+    """
     reward: Any = score.reward  # foreign code may return anything
     success: Any = score.success
     if isinstance(reward, str | bytes) or not math.isfinite(reward := float(reward)):
         raise ValueError(f"the reward is {score.reward!r}, expected a finite number")
     if isinstance(success, str | bytes) or success is None:
         raise ValueError(f"success is {success!r}, expected True or False")
-    return reward, bool(success)
+    turns = [float(value) for value in getattr(score, "turns", ())]
+    if len(turns) not in (0, num_turns) or not all(map(math.isfinite, turns)):
+        raise ValueError(f"the rewards of turns are {turns}, expected {num_turns} finite numbers, or none")
+    return reward, bool(success), turns
 
 
 class Scorer:
@@ -76,8 +83,9 @@ class Scorer:
         start_s = time.monotonic()
         try:
             with limited(self._timeout_s):
-                score = self._score(wanted.task, frames[0])
-            reward, success = checked(score)
+                transcript = msgspec.msgpack.decode(frames[0], type=Transcript)
+                score = self._score(wanted.task, transcript)
+            reward, success, turns = checked(score, len(transcript.turns))
         except Exception as error:  # foreign code: a failed call is data
             reason = f"{type(error).__name__}: {error}"[:DETAIL_CHARS]
             kind = wanted.task, type(error).__name__
@@ -85,23 +93,34 @@ class Scorer:
             log.warning(what, wanted.trajectory, wanted.task, reason, exc_info=kind not in self._traced)
             self._traced.add(kind)
             return ScoreFailed(wanted.trajectory, wanted.issue, reason)
-        return Scored(wanted.trajectory, wanted.issue, reward, success, time.monotonic() - start_s)
+        return Scored(wanted.trajectory, wanted.issue, reward, success, time.monotonic() - start_s, turns)
 
-    def _score(self, task: str, transcript: Frame) -> Score:
+    def _score(self, task: str, transcript: Transcript) -> Score:
         config = self._tasks[task]
         if task not in self._functions:
             self._functions[task] = resolve(config.reward)
         params: dict[str, Any] = dict(config.reward_params)
-        return self._functions[task](msgspec.msgpack.decode(transcript, type=Transcript), **params)
+        return self._functions[task](transcript, **params)
 
 
-def serve(link: Link, scorer: Scorer, tracer: Tracer, idle_s: float = math.inf, live_s: float = math.inf) -> bool:
+def serve(
+    link: Link,
+    scorer: Scorer,
+    tracer: Tracer,
+    recorder: Recorder,
+    *,
+    idle_s: float = math.inf,
+    live_s: float = math.inf,
+) -> bool:
     """Serve until stopped (returns False), or until it leaves (True): idle for `idle_s`, or running for `live_s`."""
-    end_s = time.monotonic() + live_s
-    while (left_s := min(idle_s, end_s - time.monotonic())) > 0:
-        received = link.recv(left_s if math.isfinite(left_s) else None)
+    moved_s = time.monotonic()
+    end_s = moved_s + live_s
+    while (left_s := min(moved_s + idle_s, end_s) - time.monotonic()) > 0:
+        wait_s = min(left_s, math.inf if recorder.wait_s is None else recorder.wait_s)
+        received = link.recv(wait_s if math.isfinite(wait_s) else None)
+        recorder.flush_if_due()
         if received is None:
-            break
+            continue
         message, frames = received
         tracer.set_offset(link.clock_offset_s)
         if isinstance(message, Stop):
@@ -110,5 +129,9 @@ def serve(link: Link, scorer: Scorer, tracer: Tracer, idle_s: float = math.inf, 
             with tracer.timed("reward", task=message.task, slot=message.trajectory):
                 answer = scorer.answer(message, frames)
             link.send(answer)
+            if isinstance(answer, Scored):
+                recorder.scored(message, frames[0], answer)
+                recorder.flush_if_due()
+        moved_s = time.monotonic()
     log.info("leaving: no work" if time.monotonic() < end_s else "leaving: lifetime is over")
     return True

@@ -115,6 +115,9 @@ class Checks:
         oldest, newest = labels.min(), labels.max()
         if newest > trajectory.last_version or oldest < OBSERVED:
             raise Malformed(f"versions {oldest} to {newest}, but it was answered up to {trajectory.last_version}")
+        sampled = labels[labels != OBSERVED]
+        if sampled.size and sampled.min() < trajectory.first_version:
+            raise Malformed(f"version {sampled.min()}, but it was answered from {trajectory.first_version} on")
 
     # --- engines -----------------------------------------------------------------------------
 
@@ -166,6 +169,8 @@ class Checks:
         self._score_failed(name, m, frames)
         if not math.isfinite(m.reward):
             raise Malformed(f"the reward is {m.reward}, expected a finite number")
+        if not all(map(math.isfinite, m.turn_rewards)):
+            raise Malformed("a turn's reward is not a finite number")
         return True
 
     def _score_failed(self, name: str, m: ms.Scored | ms.ScoreFailed, frames: Frames) -> bool:
@@ -239,6 +244,8 @@ def _check_lengths(m: ms.Ended, frames: Frames) -> None:
         raise Malformed(f"{size // 4} tokens, but {len(lengths)} samples of {sum(lengths)}")
     if len(m.states) not in (0, m.num_turns):
         raise Malformed(f"{m.num_turns} turns, but {len(m.states)} states")
+    if m.turn_rewards:
+        raise Malformed("rewards of turns, which only reward workers give")
 
 
 def failure_of(name: str, m: ms.AnyMessage, why: str) -> ev.Event | None:

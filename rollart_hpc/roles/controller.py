@@ -18,11 +18,15 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from rollart_hpc import descriptors
+from rollart_hpc.config.automatic import automatic_tasks
+from rollart_hpc.config.resolved import read_site
+from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import RollartError
+from rollart_hpc.estimate.pools import engine_figures, shape_for
 from rollart_hpc.files import write_json
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
-from rollart_hpc.flow.rules import rules_of
+from rollart_hpc.flow.rules import FlowRules, rules_of
 from rollart_hpc.model_files import vocabulary_size
 from rollart_hpc.processes.lifetime import raise_file_limit
 from rollart_hpc.processes.memory import keep_freed_memory
@@ -30,6 +34,7 @@ from rollart_hpc.roles import checkpoints
 from rollart_hpc.roles.checks import Checks, Forged, Malformed, failure_of
 from rollart_hpc.roles.journal import Journal
 from rollart_hpc.roles.payloads import TRANSCRIPT, Payloads, chunk_frames
+from rollart_hpc.roles.recording import Recorder
 from rollart_hpc.roles.start import Start, run_role
 from rollart_hpc.roles.translate import event_of, message_of
 from rollart_hpc.rundir import RunDir
@@ -57,7 +62,10 @@ class Controller:
         saved, damage = None, list[str]()
         if start.checkpoint:
             saved, damage = checkpoints.load_newest(start.run, start.checkpoint, self.payloads)
-        self.core = Core(rules_of(start.config), start.attempt, saved)
+        self.core = Core(_rules(start.config, start.run), start.attempt, saved)
+        self._recorder: Recorder | None = None
+        if limit := start.config.observe.record_bytes:
+            self._recorder = Recorder(start.run.recording(start.attempt), self.core, saved, limit)
         self.payloads.keep_only(self.core.trajectories.all)
         self.checks = Checks(self.core, self.payloads, vocabulary_size(start.run.model))
         self.hub = listen(address_of(start.control), start.ports, keys.load_server(start.run.keys(start.attempt)))
@@ -152,6 +160,8 @@ class Controller:
             self.payloads.ended[message.trajectory] = (message, frames)
         elif isinstance(message, ms.Generated):
             self.payloads.answers[message.trajectory] = (message, frames)
+        elif isinstance(message, ms.Scored):
+            self.payloads.scored(message)
         elif isinstance(message, ms.Committed):
             self._commit = message
         elif isinstance(message, ms.Saved):
@@ -195,6 +205,8 @@ class Controller:
             self._told_s = now
             self._tell_progress()
             self._send_forgets()
+            if self._recorder is not None:
+                self._recorder.flush()
 
     def _tell_progress(self) -> None:
         """Tell the supervisor (watchdog, elastic scaling), if something has changed."""
@@ -330,6 +342,14 @@ class Controller:
                 self.members.handle(name, message)
         self.journal.close()
         self.hub.close()
+        if self._recorder is not None:
+            self._recorder.close()
+
+
+def _rules(config: RunConfig, run: RunDir) -> FlowRules:
+    if not automatic_tasks(config):
+        return rules_of(config)
+    return rules_of(config, engine_figures(config, read_site(run.site), shape_for(config, run.model)))
 
 
 def _announce(start: Start, controller: Controller) -> None:

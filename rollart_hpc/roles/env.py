@@ -22,7 +22,13 @@ def main(start: Start) -> None:
             link = connect(start, capacity=config.env.slots)
             try:
                 service = Service(
-                    config.tasks, renderer=renderer, host=host, link=link, tracer=tracer, selector=selector
+                    config.tasks,
+                    renderer=renderer,
+                    host=host,
+                    link=link,
+                    tracer=tracer,
+                    selector=selector,
+                    observe=config.observe,
                 )
                 service.run()
             finally:

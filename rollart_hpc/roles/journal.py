@@ -14,15 +14,18 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import append_line, mend
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
-from rollart_hpc.flow.state import TaskTally, Trajectory
+from rollart_hpc.flow.state import TaskTally
 from rollart_hpc.observe import ledger, metrics
 from rollart_hpc.observe.metrics import Board, MetricsLog
 from rollart_hpc.observe.status import (
+    AffinityStatus,
     StalenessStatus,
     Status,
     TaskStatus,
@@ -35,6 +38,7 @@ from rollart_hpc.observe.status import (
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.roles.kv_use import KvUse
 from rollart_hpc.roles.roll import Roll
+from rollart_hpc.roles.step_line import means_of, staleness_of
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import EventKind, LineKind, ProcessState, RunState
 from rollart_hpc.wire import messages as ms
@@ -133,10 +137,11 @@ class Journal:
             "train_s": commit.train_s,
             "tokens": tokens - self._last_tokens,
             "tokens_per_s": self._tokens_per_s,
-            "staleness": {str(k): v for k, v in sorted(_staleness(record).items())},
-            **_means(record),
+            "staleness": {str(k): v for k, v in sorted(staleness_of(record).items())},
+            **means_of(record),
             "spent_s": dict(self._spent_s),
             "kv_used": self._kv.take_peaks(),
+            **self._affinities(),
             "metrics": commit.metrics,
         }
         self._spent_s.clear()
@@ -144,6 +149,11 @@ class Journal:
         self._last_step_s, self._last_tokens = now, tokens
         self.metrics.step(line)
         self.board.step(line)
+
+    def _affinities(self) -> dict[str, Any]:
+        """Choices for tasks with `affinity: auto`, and the figures behind them."""
+        found = {task: self._affinity(task) for task in self.core.router.affinity.choices}
+        return {"affinity": msgspec.to_builtins(found)} if found else {}
 
     def validation(self, version: int) -> None:
         done = next(v for v in self.core.validator.done if v.version == version)
@@ -302,7 +312,16 @@ class Journal:
             quarantined=task.quarantined,
             quarantine_reason=task.quarantine_reason,
             last_error=task.last_error,
+            affinity=self._affinity(name),
         )
+
+    def _affinity(self, task: str) -> AffinityStatus | None:
+        affinity = self.core.router.affinity
+        if task not in affinity.choices:
+            return None
+        why = affinity.why(task)
+        figures = why.prompt, why.prefilled, why.decoded, why.reuse, why.turn_s
+        return AffinityStatus(why.choice, affinity.has_chosen, *figures)
 
     def _workers(self) -> dict[str, WorkerStatus]:
         alive, roll = self._alive(), self._roll
@@ -322,22 +341,6 @@ class Journal:
 
 def _columns(rows: list[tuple[Any, ...]], *names: str) -> dict[str, list[Any]]:
     return {name: [row[i] for row in rows] for i, name in enumerate(names)}
-
-
-def _staleness(record: ev.RecordStep) -> Counter[int]:
-    step = record.version - 1
-    return Counter(step - member.first_version for group in record.groups for member in group.members)
-
-
-def _means(record: ev.RecordStep) -> dict[str, dict[str, float]]:
-    played: defaultdict[str, list[Trajectory]] = defaultdict(list)
-    for group in record.groups:
-        played[group.task] += group.members
-    return {
-        "reward": {task: sum(t.reward for t in plays) / len(plays) for task, plays in played.items()},
-        "success": {task: sum(t.success for t in plays) / len(plays) for task, plays in played.items()},
-        "turns": {task: sum(t.turn for t in plays) / len(plays) for task, plays in played.items()},
-    }
 
 
 def _earlier_roll(run: RunDir) -> Roll:

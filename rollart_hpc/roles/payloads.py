@@ -9,10 +9,11 @@ from collections.abc import Container
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from rollart_hpc.files import write_atomic
 from rollart_hpc.types import Frame
-from rollart_hpc.wire.messages import Chunk, ChunkItem, Ended, Generated, TurnWanted, decode, encode
+from rollart_hpc.wire.messages import Chunk, ChunkItem, Ended, Generated, Scored, TurnWanted, decode, encode
 
 TRANSCRIPT, RECORD = 0, slice(1, 4)  # frames of an Ended message
 
@@ -33,11 +34,18 @@ class Payloads:
         for trajectory in [name for name in self.ended if name not in trajectories]:
             self.release(trajectory)
 
+    def scored(self, message: Scored) -> None:
+        """Keep the rewards of turns with their trajectory, also in checkpoints."""
+        if message.turn_rewards and message.trajectory in self.ended:
+            ended, frames = self.ended[message.trajectory]
+            self.ended[message.trajectory] = (structs.replace(ended, turn_rewards=message.turn_rewards), frames)
+
     def chunk_item(
         self, trajectory: str, group: int, task: str, reward: float, success: bool
     ) -> tuple[ChunkItem, list[Frame]]:
         ended, frames = self.ended[trajectory]
-        item = ChunkItem(trajectory, group, task, reward, ended.sample_lengths, success, ended.is_cut, ended.states)
+        shape = ended.sample_lengths, success, ended.is_cut, ended.states, ended.turn_rewards
+        item = ChunkItem(trajectory, group, task, reward, *shape)
         return item, frames[RECORD]
 
     def save(self, path: Path, trajectories: list[str]) -> None:

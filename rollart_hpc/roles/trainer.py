@@ -15,6 +15,7 @@ from rollart_hpc.wire.link import Link
 if TYPE_CHECKING:
     from rollart_hpc.trainers.contract import Trainer
     from rollart_hpc.trainers.publish import Publisher
+    from rollart_hpc.trainers.recording import Recorder
     from rollart_hpc.trainers.world import World
 
 
@@ -38,7 +39,11 @@ def main(start: Start) -> None:
         publisher = make_publisher(start, host, link, world)
         try:
             if is_leader:
-                Leader(trainer, world, link, publisher, tracer, attempt=start.attempt).run()
+                recorder = make_recorder(start)
+                try:
+                    Leader(trainer, world, link, publisher, tracer, attempt=start.attempt, recorder=recorder).run()
+                finally:
+                    recorder.close()
             else:
                 Follower(trainer, world).run()
         finally:
@@ -47,6 +52,12 @@ def main(start: Start) -> None:
     if publisher.is_sending():  # to engines that have stopped too; gloo can't be interrupted
         logging.shutdown()
         os._exit(0)
+
+
+def make_recorder(start: Start) -> Recorder:
+    from rollart_hpc.trainers.recording import Recorder
+
+    return Recorder(start.run, start.config.observe, f"{start.name}-{start.incarnation[:8]}", start.attempt)
 
 
 def load(trainer: Trainer, checkpoint: Path, part: str) -> None:

@@ -75,4 +75,5 @@ def _samples(item: ChunkItem, frames: list[Frame]) -> Iterator[Sample]:
     for end, length in zip(ends, item.sample_lengths):
         part = slice(end - length, end)
         cut = TokenRecord(record.ids[part], record.logprobs[part], record.versions[part])
-        yield Sample(item.trajectory, item.group, item.task, cut, item.reward, item.success, item.is_cut, item.states)
+        known = item.reward, item.success, item.is_cut, item.states, item.turn_rewards
+        yield Sample(item.trajectory, item.group, item.task, cut, *known)

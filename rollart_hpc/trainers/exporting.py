@@ -17,24 +17,30 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from safetensors.torch import save_file
 
+from rollart_hpc.backends.registry import find
 from rollart_hpc.config.resolved import read_resolved
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import DamagedError, UserError
 from rollart_hpc.rundir import TRAINER_PART, Checkpoint, RunDir
 from rollart_hpc.trainers.contract import Trainer
-from rollart_hpc.trainers.fsdp.trainer import FsdpTrainer
 from rollart_hpc.trainers.kinds import make_trainer
 from rollart_hpc.trainers.world import open_world
 from rollart_hpc.weights.digest import Digest
 
 SHARD_BYTES = 4 << 30
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*", "*.gguf")
-_DIVIDED = ("tensor_parallel", "pipeline_parallel")  # options that cut a model over ranks
+
+
+@runtime_checkable
+class HasAdapters(Protocol):
+    """A trainer that can give its adapters alone."""
+
+    def adapters(self) -> Iterator[tuple[str, torch.Tensor]]: ...
 
 
 class Written(NamedTuple):
@@ -50,23 +56,30 @@ def export(run: RunDir, checkpoint: Checkpoint, target: Path, *, only_adapters: 
         trainer = make_trainer(config, run.model, world)
         trainer.load(checkpoint.path / TRAINER_PART)
         if only_adapters:
-            return _write_adapters(trainer, config, target)
-        written = _write_weights(trainer, target, shard_bytes)
+            return write_adapters(trainer, config, target)
+        return write_model(trainer, config, run.model, target, shard_bytes)
     finally:
         world.close()
-    if written.digest != trainer.digest:
-        raise DamagedError(f"what was written differs from checkpoint {checkpoint.path}", "export it again")
-    _copy_rest(run.model, target, config.trainer.dtype)
-    return written
 
 
 def alone(config: RunConfig) -> RunConfig:
-    """The same trainer on one rank of this machine."""
-    options = {key: 1 if key in _DIVIDED else value for key, value in config.trainer.options.items()}
-    return replace(config, trainer=replace(config.trainer, ranks=1, options=options))
+    """The same trainer on one rank of this machine, without a model to compare with."""
+    divided_by = find("trainer", config.trainer.kind).divided_by
+    options = {key: 1 if key in divided_by else value for key, value in config.trainer.options.items()}
+    trainer = replace(config.trainer, ranks=1, device="cpu", options=options)
+    return replace(config, trainer=trainer, algorithm=replace(config.algorithm, kl=0.0))
 
 
 # --- weights -----------------------------------------------------------------------------------
+
+
+def write_model(trainer: Trainer, config: RunConfig, model: Path, target: Path, shard_bytes: int) -> Written:
+    """`model`: the directory of the base model, whose tokenizer and settings are taken over."""
+    written = _write_weights(trainer, target, shard_bytes)
+    if written.digest != trainer.digest:
+        raise DamagedError("what was written differs from the weights of the trainer", "export it again")
+    _copy_rest(model, target, config.trainer.dtype)
+    return written
 
 
 def _write_weights(trainer: Trainer, target: Path, shard_bytes: int) -> Written:
@@ -122,9 +135,9 @@ def _copy_rest(model: Path, target: Path, dtype: str) -> None:
 # --- adapters ----------------------------------------------------------------------------------
 
 
-def _write_adapters(trainer: Trainer, config: RunConfig, target: Path) -> Written:
+def write_adapters(trainer: Trainer, config: RunConfig, target: Path) -> Written:
     """In the format of peft."""
-    if not isinstance(trainer, FsdpTrainer) or not config.trainer.lora.rank:
+    if not isinstance(trainer, HasAdapters) or not config.trainer.lora.rank:
         raise UserError("the run has trained no adapters (trainer.lora.rank is 0)", "export it without --adapters")
     tensors = {name: tensor.cpu().contiguous() for name, tensor in trainer.adapters()}
     save_file(tensors, target / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -23,6 +23,7 @@ from rollart_hpc.rundir import TRAINER_PART
 from rollart_hpc.trainers.chunks import Inbox, groups_of
 from rollart_hpc.trainers.contract import Keep, StepResult, Trainer
 from rollart_hpc.trainers.publish import Named, Publisher
+from rollart_hpc.trainers.recording import Recorder
 from rollart_hpc.trainers.speed import gpu_name, speed
 from rollart_hpc.trainers.world import World
 from rollart_hpc.types import Frame, WeightsId
@@ -51,8 +52,9 @@ PART = TRAINER_PART
 class Steps:
     """Trains chunks, on every rank."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, recorder: Recorder | None = None) -> None:
         self._trainer = trainer
+        self._recorder = recorder
         self._is_under_way = False
 
     def take(self, chunk: Chunk, frames: list[Frame], keep: Keep | None = None) -> StepResult | None:
@@ -60,7 +62,10 @@ class Steps:
         if chunk.index == 0 and self._is_under_way:
             log.info("step %d restarts from its first chunk", chunk.step)
             self._trainer.discard()
-        self._trainer.accumulate(groups_of(chunk, frames), last=chunk.last)
+        groups = groups_of(chunk, frames)
+        if self._recorder is not None:
+            self._recorder.take(groups, starts=chunk.index == 0)
+        self._trainer.accumulate(groups, last=chunk.last)
         self._is_under_way = not chunk.last
         return self._trainer.step(keep) if chunk.last else None
 
@@ -104,7 +109,15 @@ class Leader:
     """Rank 0: talks to the controller."""
 
     def __init__(
-        self, trainer: Trainer, world: World, link: Link, publisher: Publisher, tracer: Tracer, *, attempt: int
+        self,
+        trainer: Trainer,
+        world: World,
+        link: Link,
+        publisher: Publisher,
+        tracer: Tracer,
+        *,
+        attempt: int,
+        recorder: Recorder | None = None,
     ) -> None:
         self._trainer = trainer
         self._world = world
@@ -112,7 +125,8 @@ class Leader:
         self._publisher = publisher
         self._tracer = tracer
         self._attempt = attempt
-        self._steps = Steps(trainer)
+        self._recorder = recorder
+        self._steps = Steps(trainer, recorder)
         self._inbox = Inbox()
         self._agreed = trainer.version  # newest version that the controller has confirmed
         self._wait_s = self._train_s = 0.0
@@ -196,6 +210,8 @@ class Leader:
         for sent in published:
             self._link.send(sent)
         self._want_batch()
+        if self._recorder is not None:  # while nobody waits for this
+            self._recorder.trained(chunk.step)
 
     def _end_of_training(self, chunk: Chunk, start_s: float) -> None:
         end_s = time.monotonic()

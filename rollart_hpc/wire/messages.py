@@ -296,6 +296,7 @@ class Ended(Message):
     env_s: Seconds = 0.0
     is_cut: bool = False  # by max_turns, max_tokens or, in its last answer, max_response_tokens
     states: list[int] = []  # a key of the observation before each turn
+    turn_rewards: list[float] = []  # filled in by the controller once the trajectory is scored
 
 
 # --- engines ---------------------------------------------------------------------------------
@@ -478,6 +479,7 @@ class Scored(Message):
     reward: float  # checked by the controller: one that is not finite is a failure of this worker
     success: bool
     seconds: Seconds
+    turn_rewards: list[float] = []  # none, or one for each turn
 
 
 class ScoreFailed(Message):
@@ -506,6 +508,7 @@ class ChunkItem(Message):
     success: bool = False
     is_cut: bool = False
     states: list[int] = []
+    turn_rewards: list[float] = []
 
 
 class Chunk(Message):

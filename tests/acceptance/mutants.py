@@ -1,12 +1,14 @@
 """Puts fixed defects back, one at a time, and counts the seeds until the runs under faults notice.
 
-Each defect is a replacement in a copy of the package, driven in a process of its own. A defect whose text is no longer
-there is an error: keep this list in step with the code.
+Each defect is a replacement in a copy of the package, driven in a process of its own: by seeds, by mutated messages, or
+by its own test where no world reaches. The tests must pass in a copy without a defect. A defect whose text is no longer
+there is an error: keep `defects.py` in step with the code.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -14,91 +16,86 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from tests.acceptance.defects import DRIVEN, FUZZER, TESTED, WITHIN, Mutant
 from tests.acceptance.drive import ROOT
-from tests.acceptance.reliability import store, stored
+from tests.acceptance.reliability import store
 
-WITHIN = {"core": 6000, "controller": 3000, "fuzz": 60_000}  # seeds; mutated messages
 FUZZ_STEP = 1000
+COPIED = ("rollart_hpc", "tests", "configs", "slurm", "pyproject.toml", "setup.cfg")
 
 
-class Mutant(NamedTuple):
-    defect: str
-    world: str  # core, controller or fuzz
-    file: str
-    old: str
-    new: str
+def mutants(cores: int = 1) -> bool:
+    driven: list[dict[str, Any]] = []
+    tested: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(cores) as pool:
+        rows = pool.map(_put_back, (*DRIVEN, *TESTED))
+        for mutant, row in zip((*DRIVEN, *TESTED), rows, strict=True):
+            (driven if mutant.by in WITHIN else tested).append(row)
+            store("mutants", {"driven": driven, "tested": tested})
+    with copied() as directory:
+        failed = failing(directory, sorted({mutant.by for mutant in TESTED}))
+    print(f"without a defect: {', '.join(failed) or 'all tests pass'}", flush=True)
+    return not failed and all(row["seeds"] for row in driven) and all(row["fails"] for row in tested)
 
 
-CHECKS, CORE = "roles/checks.py", "flow/core.py"
-MUTANTS = (
-    Mutant("no deadlines: a hung worker is never set aside", "core", CORE,
-           "            if look.reason:\n", "            if False:\n"),
-    Mutant("a late duplicate of Published takes engines back", "core", CORE,
-           "(newest is None or event.weights >= newest)", "True"),
-    Mutant("one bad env worker quarantines tasks", "core", CORE,
-           "self.watch.has_others(worker.role) and self.streaks", "False and self.streaks"),
-    Mutant("the first env worker after a start is a witness", "core", "flow/watch.py",
-           "(expected > 1 and self._now < since_s + OTHERS_S)", "False"),
-    Mutant("one failed save ends the run", "core", CORE,
-           "if self.failed_saves >= self.rules.save_tries:", "if True:"),
-    Mutant("a step that always raises is not quarantined", "core", CORE,
-           "if count < limit or self.tally.tasks[task].quarantined:",
-           "if kind is Kind.STEP or count < limit or self.tally.tasks[task].quarantined:"),
-    Mutant("redundant groups that are stale from the start", "core", "flow/admission.py",
-           "version >= self.batches.next_step - self.rules.alpha", "True"),
-    Mutant("a trajectory is as old as its first token", "controller", "flow/trajectories.py",
-           "trajectory.first_version < 0 or event.first_version < trajectory.first_version",
-           "trajectory.first_version < 0"),
-    Mutant("an answer may name another trajectory", "controller", CHECKS,
-           "        if trajectory.id != m.trajectory:\n            raise Malformed(f\"request {m.request} is about "
-           "{trajectory.id}, not {m.trajectory}\")\n        if len(frames)", "        if len(frames)"),
-    Mutant("an end without frames", "controller", CHECKS, "if len(frames) != 4:", "if False:"),
-    Mutant("an end with wrong lengths", "controller", CHECKS,
-           "if not lengths or min(lengths) < 1 or 4 * sum(lengths) != size:", "if False:"),
-    Mutant("tokens of versions that do not exist", "controller", CHECKS,
-           "if not 0 <= first <= newest or not 0 <= last <= newest:", "if False:"),
-    Mutant("rewards that are not finite", "controller", CHECKS, "if not math.isfinite(m.reward):", "if False:"),
-    Mutant("a trainer joins at any version", "controller", CHECKS,
-           "if hello.capacity and not 0 <= hello.version <= self._core.version:", "if False:"),
-    Mutant("any key may play any role", "controller", "wire/hub.py", "            if type(message) in known[1]:\n",
-           "            if True:\n"),
-    Mutant("a damaged checkpoint is never skipped", "controller", "roles/checkpoints.py",
-           "        except DamagedError as error:\n", "        except ZeroDivisionError as error:\n"),
-    Mutant("payloads of trajectories that are gone are kept", "controller", "roles/payloads.py",
-           "for store in (self.turns, self.answers, self.ended, self.asked_again):", "for store in ():"),
-    Mutant("times without a bound", "fuzz", "wire/messages.py", "Seconds = Finite\n", "Seconds = float\n"),
-    Mutant("a number of ranks without a bound", "fuzz", "wire/messages.py",
-           "Ranks = Annotated[int, Meta(ge=1, le=1 << 16)]", "Ranks = int"),
-)  # fmt: skip
+def _put_back(mutant: Mutant) -> dict[str, Any]:
+    if mutant.by not in WITHIN:
+        return _tested(mutant)
+    limit = WITHIN[mutant.by]
+    return {"defect": mutant.defect, "world": mutant.by, "seeds": until_caught(mutant), "within": limit}
 
 
-def mutants() -> bool:
-    found = []
-    for mutant in MUTANTS:
-        number = until_caught(mutant)
-        print(f"{mutant.defect}: {number or 'never'}", flush=True)
-        found.append({"defect": mutant.defect, "world": mutant.world, "seeds": number, "within": WITHIN[mutant.world]})
-        store("faults", {**(stored("faults") or {}), "mutants": found})
-    return all(row["seeds"] for row in found)
+def _tested(mutant: Mutant) -> dict[str, Any]:
+    with copied(mutant) as directory:
+        fails = failing(directory, [mutant.by])
+    print(f"{mutant.defect}: {', '.join(fails) or 'NOT NOTICED'}", flush=True)
+    return {"defect": mutant.defect, "test": mutant.by, "fails": fails}
+
+
+@contextmanager
+def copied(mutant: Mutant | None = None) -> Iterator[Path]:
+    """A copy of the package and its tests, with this defect."""
+    with tempfile.TemporaryDirectory(prefix="rollart-mutant-", dir="/dev/shm") as directory:
+        for name in COPIED:
+            source, target = ROOT / name, Path(directory) / name
+            if source.is_dir():
+                shutil.copytree(source, target)  # with what is compiled
+            else:
+                shutil.copy(source, target)
+        if mutant is not None:
+            path = Path(directory) / "rollart_hpc" / mutant.file
+            text = path.read_text()
+            assert text.count(mutant.old) == 1, f"{mutant.defect}: {text.count(mutant.old)} places in {mutant.file}"
+            path.write_text(text.replace(mutant.old, mutant.new))
+        yield Path(directory)
 
 
 def until_caught(mutant: Mutant) -> int | None:
-    with tempfile.TemporaryDirectory(prefix="rollart-mutant-", dir="/dev/shm") as directory:
-        package = Path(directory) / "rollart_hpc"
-        shutil.copytree(ROOT / "rollart_hpc", package, ignore=shutil.ignore_patterns("__pycache__"))
-        path = package / mutant.file
-        text = path.read_text()
-        assert text.count(mutant.old) == 1, f"{mutant.defect}: {text.count(mutant.old)} places in {mutant.file}"
-        path.write_text(text.replace(mutant.old, mutant.new))
-        command = [sys.executable, str(Path(__file__)), "--drive", mutant.world, "--directory", directory]
-        variables = {**os.environ, "PYTHONPATH": os.pathsep.join([directory, str(ROOT)])}
-        done = subprocess.run(command, env=variables, text=True, check=True, stdout=subprocess.PIPE)
+    with copied(mutant) as directory:
+        command = [sys.executable, "-m", "tests.acceptance.mutants", "--drive", mutant.by, "--directory", "."]
+        done = subprocess.run(command, cwd=directory, text=True, check=True, stdout=subprocess.PIPE)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    print(f"  {found['error']}", flush=True)
-    return found["number"]
+    print(f"{mutant.defect}: {found['number'] or 'NOT NOTICED'} ({found['error']})", flush=True)
+    number: int | None = found["number"]
+    return number
+
+
+def failing(directory: Path, tests: list[str]) -> list[str]:
+    """The names of the tests that fail. Raises if the tests could not be run at all."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-rf", "--no-header", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(
+        command, cwd=directory, text=True, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    if done.returncode not in (0, 1):
+        raise RuntimeError(done.stdout[-2000:])
+    lines = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("FAILED ")]
+    return [line.partition("::")[2].partition("[")[0] for line in lines]
 
 
 # --- in the process with the defect --------------------------------------------------------------
@@ -112,7 +109,8 @@ def drive(world: str, directory: Path) -> dict[str, Any]:
     assert Path(rollart_hpc.__file__).is_relative_to(directory), "not the copy"
     logging.disable(logging.CRITICAL)
     os.fsync = lambda _: None  # type: ignore[assignment]
-    fuzzer = Fuzzer(directory / "fuzz", 1) if world == "fuzz" else None
+    gc.freeze()
+    fuzzer = Fuzzer(directory / "fuzz", 1) if world == FUZZER else None
     number = 0
     while number < WITHIN[world]:
         number += FUZZ_STEP if fuzzer else 1
@@ -134,4 +132,4 @@ if __name__ == "__main__":
     parser.add_argument("--drive", required=True)
     parser.add_argument("--directory", type=Path, required=True)
     options = parser.parse_args()
-    print(json.dumps(drive(options.drive, options.directory)))
+    print(json.dumps(drive(options.drive, options.directory.resolve())))

@@ -52,10 +52,6 @@ def _faults(figures: Figures) -> list[str]:
         for name, world in figures["worlds"].items()
     ]
     kinds = sorted(figures["kinds"].items(), key=lambda kind: -kind[1])
-    mutants = [
-        [m["defect"], m["world"], f"{m['seeds']:,}" if m["seeds"] else "never", f"{m['within']:,}"]
-        for m in figures["mutants"]
-    ]
     return [
         *_head("Runs under faults, in virtual time", "faults"),
         f"Seeded runs in {figures['cores']} processes for {figures['seconds']:,.0f} s, which got "
@@ -72,17 +68,54 @@ def _faults(figures: Figures) -> list[str]:
         "of tasks, credits, bounded admission and memory, progress within 4,000 virtual seconds. The controller adds: "
         "the ledger file, the versions of all tokens, finite rewards, payloads that belong to living trajectories, the "
         "size of status and metrics, no exception.",
-        "",
-        "Fixed defects, put back one at a time (`make acceptance-mutants`); seeds, or mutated messages:",
-        "",
-        *table(["defect", "driven", "caught after", "limit"], mutants),
     ]
+
+
+def _mutants(figures: Figures) -> list[str]:
+    driven = [
+        [m["defect"], m["world"], f"{m['seeds']:,}" if m["seeds"] else "never", f"{m['within']:,}"]
+        for m in figures["driven"]
+    ]
+    tested = [[m["defect"], m["test"].partition("::")[0], _several(m["fails"])] for m in figures["tested"]]
+    return [
+        *_head("Fixed defects, put back one at a time", "mutants"),
+        "Driven by the worlds above, seed by seed from 1, or by mutated messages, counted in thousands:",
+        "",
+        *table(["defect", "driven", "caught after", "limit"], driven),
+        "",
+        "Where no world reaches, a test of its own must fail:",
+        "",
+        *table(["defect", "test file", "fails"], tested),
+    ]
+
+
+def _several(names: list[str]) -> str:
+    each = list(dict.fromkeys(names))
+    return "not noticed" if not each else each[0] + (f" and {len(each) - 1} more" if each[1:] else "")
 
 
 def _fuzz(figures: Figures) -> list[str]:
     rows = [[name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value)]
             for name, value in figures.items()]  # fmt: skip
     return [*_head("Mutated messages", "fuzz"), *table(["", ""], rows)]
+
+
+def _trust(f: Figures) -> list[str]:
+    rows = [
+        [f"{checks[key]:,.0f}" for key in ("turns_per_s", "cpu_us_per_turn")]
+        + [f"{trusts[key]:,.0f}" for key in ("turns_per_s", "cpu_us_per_turn")]
+        for checks, trusts in f["pairs"]
+    ]
+    head = ["turns/s", "controller CPU us per turn", "turns/s without checks", "CPU us without checks"]
+    return [
+        *_head("What the checks of messages cost", "trust"),
+        f"Pairs of `rollart-hpc bench hub --engines {f['engines']} --slots {f['slots']} --seconds {f['seconds']}`, one "
+        "after the other: the controller as it is, and a copy without roles, bounds of types and sizes, and without "
+        f"`roles/checks.py`. Median ratio of turns/s {f['ratios']['turns_per_s']:.3f} (asked for: at least 0.95), of "
+        f"CPU per turn {f['ratios']['cpu_us_per_turn']:.3f}.",
+        "",
+        *table(head, rows),
+    ]
 
 
 def _strangers(f: Figures) -> list[str]:
@@ -168,7 +201,9 @@ def _soak(f: Figures) -> list[str]:
 SECTIONS = {
     "falls": _falls,
     "faults": _faults,
+    "mutants": _mutants,
     "fuzz": _fuzz,
+    "trust": _trust,
     "strangers": _strangers,
     "sick": _sick,
     "chaos": _chaos,

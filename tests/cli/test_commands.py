@@ -53,6 +53,7 @@ def test_check_for_machines(cli: Cli, run_file: Path) -> None:
     good = cli("check", run_file, "--json", "steps=5")
     found = json.loads(good.stdout)
     assert found["good"] and found["config"]["steps"] == 5 and found["plan"][0]["name"] == "controller"
+    assert set(found["tasks"]) == set(found["config"]["tasks"]), "each task, and what it would use"
     bad = cli("check", run_file, "--json", "stpes=5", "flow.alpha=-1")
     assert bad.returncode == 2 and len(json.loads(bad.stdout)["problems"]) == 2
 

@@ -253,6 +253,7 @@ class Controlled:
 
     def _on_Generate(self, proc: Proc, m: ms.Generate, frames: Any) -> None:
         began = proc.installed
+        assert all(len(frame) % 4 == 0 for frame in frames), "an engine can't read these tokens"
         if not m.full and self.random.random() < 0.05:
             self.say(proc, 0.01, ms.PrefixMissing(m.request))
             return
@@ -307,7 +308,10 @@ class Controlled:
         self.say(proc, 0.01, ms.TransferReady(m.epoch, "h", 1, "s"))
 
     def _on_TransferJoin(self, proc: Proc, m: ms.TransferJoin, frames: Any) -> None:
-        self.say(proc, self.random.uniform(0.01, 0.1), ms.Held(m.attempt, m.version, 1, 0.1))
+        if proc.role == "engine":
+            self._on_Install(proc, ms.Install(m.attempt, m.version), frames)
+        else:
+            self.say(proc, self.random.uniform(0.01, 0.1), ms.Held(m.attempt, m.version, 1, 0.1))
 
     def _on_PublishAgain(self, proc: Proc, m: ms.PublishAgain, frames: Any) -> None:
         self.say(proc, 0.01, ms.Published(m.attempt, m.version, 1, 0.1))
@@ -384,6 +388,7 @@ def make_config(rng: random.Random) -> RunConfig:
     config.env.workers = config.reward.workers = 2
     config.validation, config.checkpoint = ValidationConfig(plays=0), CheckpointConfig(every=rng.randint(1, 2))
     config.timeouts.silence_s = SILENCE_S
+    config.weights.transport = rng.choice(["staged", "staged", "direct"])
     return config
 
 

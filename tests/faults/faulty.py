@@ -33,6 +33,7 @@ class FaultyWorld(World):
         self.cut: dict[str, str] = {}  # worker -> the direction that does not work: "to" or "from"
         self.bad_nodes: set[str] = set()  # env workers at which no reset works
         self.broken_task = ""  # its second step raises, everywhere
+        self.broken_plays = self.most_broken_plays = 0  # that ended so, until the task was quarantined
         self.duplicates = self.nonsense = self.bad_saves = 0.0  # how often
         self.failed_saves = 0  # in a row
         self.jumped_s = 0.0
@@ -106,6 +107,8 @@ class FaultyWorld(World):
         if member.name in self.bad_nodes and first:
             return ev.Ended(event.trajectory, event.issue, DropReason.RESET_FAILED)  # type: ignore[union-attr]
         if isinstance(event, ev.TurnWanted | ev.Ended) and self._is_broken(event):
+            self.broken_plays += 1
+            self.most_broken_plays = max(self.most_broken_plays, self.broken_plays)
             return ev.Ended(event.trajectory, event.issue, DropReason.ENV_ERROR, BROKEN_STEP)
         if self.random.random() < self.nonsense and isinstance(event, ev.TurnWanted | ev.Ended | ev.Scored):
             self.faults["bad payload"] += 1
@@ -151,7 +154,13 @@ class FaultyWorld(World):
         self._before_save: dict[str, Any] | None = self.checkpoint
         super()._do_SaveCheckpoint(c)
 
+    def kill_controller(self) -> None:
+        super().kill_controller()
+        self.broken_plays = 0  # it counts anew
+
     def _do_Warn(self, c: ev.Warn) -> None:
+        if c.what is EventKind.TASK_QUARANTINED and c.task == self.broken_task:
+            self.broken_plays = 0
         if "failed" in c.detail:
             self.told.append((c.what, c.task))
         elif c.what is EventKind.TASK_QUARANTINED:
@@ -291,6 +300,9 @@ def play(seed: int) -> FaultyWorld:
     assert world.core.tally.stray_requests == 0
     assert max(world.core.tally.staleness, default=0) <= world.rules.alpha
     check_mix(world)
+    envs = [m for m in world.members if m.role == "env"]
+    most = len(envs) * world.rules.quarantine_after + sum(m.capacity for m in envs)
+    assert world.most_broken_plays <= most, f"{world.most_broken_plays} plays failed before quarantine, limit {most}"
     if world.broken_task and is_wanted(world.broken_task, world):
         about = (EventKind.TASK_QUARANTINED, world.broken_task)
         assert about in world.told, "a task that always raises was not quarantined"

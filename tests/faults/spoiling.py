@@ -68,8 +68,10 @@ class Spoiler:
             case ms.Ended():
                 many = replace(message, sample_lengths=[10**6])
                 newer = [frames[0], *frames[1:3], arrays([10**9] * (len(frames[3]) // 4))[2]]
+                older = [frames[0], *frames[1:3], arrays([0] * (len(frames[3]) // 4))[2]]
                 return rng.choice([(message, []), (many, frames), (replace(message, sample_lengths=[]), frames),
-                                   (message, newer), (replace(message, status="\0odd"), frames)])  # fmt: skip
+                                   (message, newer), (message, older),
+                                   (replace(message, status="\0odd"), frames)])  # fmt: skip
             case ms.TurnWanted():
                 return rng.choice([(message, [b"abc"]), (message, []), (message, [*frames, b""])])
             case ms.Scored():
@@ -102,9 +104,11 @@ class Spoiler:
             world.take(identity_of(proc.name, str(proc.life)), proc.role, [ms.encode(message), *frames])
             return
         if rng.random() < 0.1:  # somebody has the trainer's key
+            attempt, ahead_by = rng.choice([(0, 5), (1, 0), (1, 5)])
             ahead = ms.Hello(
-                "trainer", "trainer-9", "n", "", 1, __version__, world.serving, "1", 1, version=version + 5
-            )
+                "trainer", "trainer-9", "n", "", 1, __version__, world.serving + attempt, "1", 1,
+                version=version + ahead_by,
+            )  # fmt: skip
             world.take(identity_of("trainer-9", "1"), "trainer", [ms.encode(ahead)])
             return
         message = rng.choice(lies)

@@ -30,5 +30,9 @@ def length(transcript: Transcript, scale: float = 1.0, **params: Any) -> Score:
         return Score(0.5, "no")  # type: ignore[arg-type]
     if deed == "none":
         return None  # type: ignore[return-value]
+    if deed == "turns":
+        return Score(1.0, True, [0.25, 0.75])
+    if deed == "a turn too many":
+        return Score(1.0, True, [0.0, 0.0, 1.0])
     answers = [answer for _, answer in transcript.turns]
     return Score(scale * sum(map(len, answers)), transcript.task == "good")

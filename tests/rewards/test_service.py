@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from rollart_hpc.config.schema import RewardConfig, RunConfig, TaskConfig
+from rollart_hpc.observe.plays import Play
+from rollart_hpc.observe.transcripts import read
 from rollart_hpc.rewards.service import Scorer
 from rollart_hpc.wire.messages import Bye, Scored, ScoreFailed, ScoreWanted, Stop
 from tests.roles.scripted import PATIENCE_S, Scripted
@@ -35,6 +38,14 @@ def ask(worker: Scripted, trajectory: str, task: str = "good", deed: str = "") -
     worker.send(ScoreWanted(trajectory, 3, task), msgspec.msgpack.encode(transcript))
 
 
+def until(found: Callable[[], list[Play]]) -> list[Play]:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not (plays := found()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    return plays
+
+
 def test_scores_failures_and_the_end(worker: Scripted) -> None:
     hello = worker.members.alive["worker-0"]
     assert (hello.role, hello.capacity) == ("reward", 7)
@@ -47,12 +58,15 @@ def test_scores_failures_and_the_end(worker: Scripted) -> None:
     reasons = {
         "raise": "RuntimeError: told to", "sleep": "longer than 2 s", "spin": "longer than 2 s",
         "nan": "the reward is nan", "text": "the reward is '0.5'", "word": "success is 'no'", "none": "NoneType",
+        "a turn too many": "expected 2 finite numbers",
     }  # fmt: skip
     for deed in reasons:
         ask(worker, deed, deed=deed)
     for deed, reason in reasons.items():
         failed, _ = worker.expect(ScoreFailed, trajectory=deed)
         assert failed.issue == 3 and reason in failed.reason
+    ask(worker, "by turn", deed="turns")
+    assert worker.expect(Scored, trajectory="by turn")[0].turn_rewards == [0.25, 0.75]
     ask(worker, "c", "missing")
     assert "no module" in worker.expect(ScoreFailed, trajectory="c")[0].reason
     ask(worker, "d", "unknown")
@@ -63,9 +77,14 @@ def test_scores_failures_and_the_end(worker: Scripted) -> None:
         worker.expect(ScoreFailed, trajectory=trajectory)
     ask(worker, "g")
     assert worker.expect(Scored, trajectory="g")[0].reward == 3.0
+    recorded = {play.trajectory for play in until(lambda: list(read(worker.run)))}
+    assert recorded <= {"a", "b", "g"}, "what was scored, and seconds later all of it"
     worker.send(Stop("done"))
     worker.expect(Bye)
     assert worker.processes[0].wait(PATIENCE_S) == 0
+    plays = {play.trajectory: play for play in read(worker.run)}
+    assert set(plays) == {"a", "b", "g"} and plays["b"].reward == 6.0 and plays["b"].issue == 3
+    assert plays["a"].messages[1] == {"role": "assistant", "content": "left"}
     assert '"reward"' in worker.run.trace_part(worker.attempt, "worker-0").read_text()
 
 

@@ -62,6 +62,7 @@ class StubHub(Hub):
             return None
 
     def _send_raw(self, identity: bytes, message: ms.Message, *frames: Frame) -> bool:
+        ms.encode(message)  # as the real one does: a number that does not fit raises
         self.sent.append((identity, message, frames))
         return True
 
@@ -79,12 +80,13 @@ def record(version: int, tokens: int = TOKENS) -> list[bytes]:
 
 
 class StubRun:
-    def __init__(self, path: Path, vocabulary: int = 100, quarantine_after: int = 8) -> None:
+    def __init__(self, path: Path, vocabulary: int = 100, quarantine_after: int = 8, transport: str = "staged") -> None:
         self.run = RunDir(path).create()
         make_keys(self.run.keys(self.run.begin_attempt()))
         config = RunConfig(name="stub", steps=1_000_000, tasks={"a": TaskConfig(name="a")})
         config.flow = FlowConfig(alpha=1, groups_per_step=2, group_size=2, quarantine_after=quarantine_after)
         config.validation, config.checkpoint = ValidationConfig(plays=0), CheckpointConfig(every=3)
+        config.weights.transport = transport
         self.controller = Controller(Start("controller", self.run, config, "controller", "", 1, "cpu", "", 0, 1, "x"))
         assert isinstance(self.controller.hub, StubHub)
         self.hub, self.core = self.controller.hub, self.controller.core
@@ -139,11 +141,15 @@ class StubRun:
     # --- honest workers ------------------------------------------------------------------------
 
     @staticmethod
-    def write_part(save: ms.Save) -> None:
-        """The trainer's part of a checkpoint."""
+    def write_part(save: ms.Save) -> str:
+        """The trainer's part of a checkpoint. Returns what went wrong: the controller may have given it up."""
         part = Path(save.directory) / TRAINER_PART
-        part.mkdir()
+        try:
+            part.mkdir()
+        except OSError as error:
+            return str(error)
         (part / "weights").write_bytes(b"weights")
+        return ""
 
     def answer(self, most: int, *but: type) -> int:
         """The workers answer what they were sent, but keep messages of the types `but` waiting."""
@@ -173,7 +179,11 @@ class StubRun:
                 self._go_on(name, m.trajectory)
             case ms.ScoreWanted():
                 self.say(name, ms.Scored(m.trajectory, m.issue, float(m.issue % 2), True, 0.1))
-            case ms.Install():
+            case ms.TransferOffer():
+                self.say(name, ms.TransferReady(m.epoch, "h", 1, "s"))
+            case ms.TransferJoin() if CAST[name][0] == "relay":
+                self.say(name, ms.Held(m.attempt, m.version, 1, 0.1))
+            case ms.Install() | ms.TransferJoin():
                 self.installed[name] = m.version
                 self.say(name, ms.Installed(m.attempt, m.version, 1, 0.1, 0.1))
             case ms.Adopt():
@@ -184,8 +194,7 @@ class StubRun:
                 self.say(name, ms.Committed(m.step, m.step + 1, "p", "d", {"loss": 1.0}, 0.1, 0.1))
                 self.publish()
             case ms.Save():
-                self.write_part(m)
-                self.say(name, ms.Saved(m.version, ""))
+                self.say(name, ms.Saved(m.version, self.write_part(m)))
             case ms.WhoAreYou() | ms.Refused():
                 self.join(name)
 

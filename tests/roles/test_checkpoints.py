@@ -13,7 +13,8 @@ from rollart_hpc.errors import SiteError
 from rollart_hpc.roles import checkpoints
 from rollart_hpc.roles.payloads import Payloads
 from rollart_hpc.rundir import TRAINER_PART, RunDir
-from rollart_hpc.wire.messages import Ended
+from rollart_hpc.trainers.chunks import groups_of
+from rollart_hpc.wire.messages import Chunk, Ended, Scored
 
 
 @pytest.fixture
@@ -45,6 +46,20 @@ def test_a_saved_buffer_comes_back_as_it_was(run):
     payloads = Payloads()
     assert checkpoints.load(run.checkpoint(3), payloads) == snapshot(3, "t0", "t1")
     assert payloads.ended["t1"] == payloads_with("t1").ended["t1"]
+
+
+def test_rewards_of_turns_reach_the_trainer_also_after_a_restore(tmp_path):
+    payloads = payloads_with("t0", "t1")
+    payloads.scored(Scored("t0", 0, 1.0, True, 0.0, [0.25, 0.75]))
+    payloads.scored(Scored("gone", 0, 1.0, True, 0.0, [1.0]))
+    payloads.save(tmp_path / "payloads", ["t0", "t1"])
+    restored = Payloads()
+    restored.load(tmp_path / "payloads")
+    for kept in (payloads, restored):
+        item, frames = kept.chunk_item("t0", 4, "task", 1.0, True)
+        (group,) = groups_of(Chunk(0, 0, [item], True), frames)
+        assert group.samples[0].turn_rewards == [0.25, 0.75]
+        assert kept.chunk_item("t1", 4, "task", 1.0, True)[0].turn_rewards == []
 
 
 def test_the_ledger_is_on_the_disk_before_a_checkpoint_counts(run, monkeypatch):

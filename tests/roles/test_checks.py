@@ -135,6 +135,15 @@ def test_an_end_that_can_not_be_trained_fails_the_trajectory(run: StubRun, lengt
     assert run.hub.counters["malformed"] == 1 and dropped(run) == 1
 
 
+def test_an_end_with_tokens_older_than_any_answer_fails_the_trajectory(run: StubRun) -> None:
+    """They would be trained beyond alpha: the core counts the age of the answers that it saw."""
+    env, answer, issue = ending(run)
+    trajectory = run.core.trajectories.all[answer.trajectory]
+    trajectory.first_version = trajectory.last_version = 1
+    run.say(env, ms.Ended(answer.trajectory, issue, "done", "", 2, TOKENS, [TOKENS]), b"\x80", *record(0))
+    assert run.hub.counters["malformed"] == 1 and dropped(run) == 1
+
+
 def test_an_end_of_a_worker_that_does_not_play_it_changes_nothing(run: StubRun) -> None:
     env, answer, issue = ending(run)
     other = "env-1" if env == "env-0" else "env-0"
@@ -183,6 +192,17 @@ def test_only_the_trainer_ends_a_checkpoint_and_only_the_supervisor_a_run(run: S
     run.write_part(save)
     run.say("trainer", ms.Saved(save.version, ""))
     assert run.core.saved_version == save.version
+
+
+@pytest.mark.parametrize("name", ["trainer", "engine-0"])
+def test_only_a_relay_can_have_a_bad_copy(run: StubRun, name: str) -> None:
+    """Another one was taken for a relay that needs a copy; when it left, the next transfer raised."""
+    goes_on(run)
+    run.say(name, ms.TransferFailed(0, "x"))
+    run.tick()
+    assert not any(isinstance(message, ms.TransferJoin) for _, message, _ in run.hub.sent)
+    run.say(name, ms.Bye("x"))
+    run.tick()
 
 
 def test_weights_that_nobody_published_are_refused(run: StubRun) -> None:

@@ -8,6 +8,9 @@ import stat
 import pytest
 
 from rollart_hpc.observe import ledger
+from rollart_hpc.roles.recording import replay
+from rollart_hpc.rundir import RunDir
+from tests.runs import home
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +24,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_run_trains_all_its_steps_and_leaves_nothing_running(run):
-    run.start()
+    run.start("observe.transcript_tokens=1", "observe.record_bytes=100000000")
     run.until_step(2)
     pids = run.pids()
     output = run.wait()
@@ -56,6 +59,12 @@ def test_a_run_trains_all_its_steps_and_leaves_nothing_running(run):
     assert first["each"]["seed"] == last["each"]["seed"] and len(set(first["each"]["seed"])) == first["plays"] == 4
     assert sum(last["each"]["reward"]) / 4 == pytest.approx(last["reward"])
     check_private(run.directory)
+    home.check_transcripts(run)
+    home.check_logprobs(run, home.check_export(run), version=4)
+    home.check_eval(run)
+    home.check_fork(run, step=2)
+    replayed = replay(RunDir(run.directory).recording(1))
+    assert replayed.version == 4 and replayed.commands > 100
 
 
 def check_private(directory):

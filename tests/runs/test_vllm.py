@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from rollart_hpc.observe import ledger
+from tests.runs import home
 from tests.runs.test_run import check_private, is_alive
 
 pytestmark = [
@@ -37,6 +38,9 @@ def test_a_run_on_vllm_engines_prefills_in_one_pool_and_decodes_in_the_other(mak
     run = make_run("vllm")
     run.model = wide_model
     engine = ["engine.kind=vllm", "engine.max_running=16", "engine.kv_slots=32"]
+    if importlib.util.find_spec("megatron"):
+        engine += ["trainer.kind=megatron", "trainer.ranks=2", "trainer.options.tensor_parallel=2"]
+    engine += ["observe.transcript_tokens=1"]
     run.start("steps=3", "tasks.frozenlake.split=true", *engine, "env.workers=1", "reward.workers=1")
     run.until_step(1)
     pids = run.pids()
@@ -54,3 +58,6 @@ def test_a_run_on_vllm_engines_prefills_in_one_pool_and_decodes_in_the_other(mak
     assert all(worker["lost"] == 0 for worker in status["workers"].values())
     assert not [pid for pid in pids if is_alive(pid)]
     check_private(run.directory)
+    exported = home.check_export(run)
+    home.check_logprobs(run, exported, version=3)
+    home.check_model(exported, "engine.kind=vllm", "engine.max_running=16", "engine.kv_slots=32")

@@ -158,6 +158,23 @@ def test_a_step_is_committed_before_it_is_published() -> None:
     assert sent[-1] == BatchWanted(5)
 
 
+def test_it_records_what_a_step_took_once_the_step_is_published() -> None:
+    class Recorder:
+        def take(self, groups: list[TrainGroup], *, starts: bool) -> None:
+            seen.append(([group.group for group in groups], starts))
+
+        def trained(self, step: int) -> None:
+            assert len(publisher.published) == 2 and link.sent[-1] == BatchWanted(5)
+            seen.append(step)
+
+    seen: list[object] = []
+    publisher, link = FakePublisher(), FakeLink(make_chunk(4, 0, False, (0, 1)), LATER, make_chunk(4, 1, True, (2,)))
+    world, recorder = World(0, 1, torch.device("cpu")), Recorder()
+    arguments = FakeTrainer(), world, link, publisher, Tracer(None, "t")
+    Leader(*arguments, attempt=2, recorder=recorder).run()  # type: ignore[arg-type]
+    assert seen == [([0, 1], True), ([2], False), 4]
+
+
 def test_chunks_that_came_meanwhile_are_taken_up_as_one() -> None:
     chunks = [make_chunk(4, index, index == 4, (index,)) for index in range(5)]
     trainer, _, sent = run(chunks[0], LATER, *chunks[1:3], LATER, *chunks[3:], make_chunk(5, 0, True, (9,)))

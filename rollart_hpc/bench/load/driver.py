@@ -18,6 +18,7 @@ from rollart_hpc.bench.load.environments import Environments
 from rollart_hpc.bench.load.payloads import MEAN_TURNS, MOST_TURNS, TURN_TOKENS
 from rollart_hpc.bench.load.sockets import Answer, Identity, Peer, Sockets
 from rollart_hpc.bench.load.workers import Engines, Later, Relays, Rewards, Trainers
+from rollart_hpc.config.schema import ObserveConfig
 from rollart_hpc.errors import SiteError
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.wire import messages as ms
@@ -38,6 +39,8 @@ class LoadPlan(msgspec.Struct):
     engines: int
     slots: int
     seconds: float
+    steps_to_fill: int  # until as many trajectories are buffered as ever will be
+    transcripts: bool = True  # are kept, as runs do by default
 
 
 class LoadFigures(msgspec.Struct):
@@ -74,7 +77,8 @@ class Load:
         self.plan = plan
         self.counts = Counts()
         self.sockets = Sockets(plan.address, RunDir(plan.run_dir).keys(1))
-        self.envs = Environments(self.counts, plan.slots)
+        observe = ObserveConfig() if plan.transcripts else ObserveConfig(transcripts=0.0)
+        self.envs = Environments(self.counts, plan.slots, observe)
         self._later = Later(plan.seconds)
         self.trainer = Trainers(self.counts, self._later)
         self._answers: dict[str, Answer] = {
@@ -116,12 +120,15 @@ class Load:
                 raise SiteError(f"waited {limit_s:g} s for {what}", "look for the reason in the controller's log")
 
     def warm_up(self) -> None:
-        """Run until the first step is trained and the first trajectories, which all start at once, have ended."""
+        """Run until the first trajectories, which all start at once, have ended, and the buffers are full.
+
+        Until then the controller's memory grows, and every new page costs as much as several messages.
+        """
         plan, counts = self.plan, self.counts
         self.drive(lambda: self.envs.num_begun >= plan.slots, "all slots to be busy")
         self.drive(lambda: len(counts.installs) == plan.engines, "every engine to install weights")
-        self.drive(lambda: counts.commits > 0, "the first step to be trained")
         self.drive(lambda: len(counts.latencies_s) > MEAN_TURNS * plan.slots, "the first trajectories to end")
+        self.drive(lambda: counts.commits >= plan.steps_to_fill, "the first steps to be trained", 2 * LIMIT_S)
 
     def pace(self, turns_per_s: float) -> None:
         """Finish all turns in flight, then start turns at this rate."""

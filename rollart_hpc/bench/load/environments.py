@@ -11,8 +11,9 @@ from collections import deque
 from dataclasses import dataclass
 
 from rollart_hpc.bench.load.counts import Counts
-from rollart_hpc.bench.load.payloads import ANSWER_TOKENS, PROMPT, TURN_TOKENS, num_turns, record_of
+from rollart_hpc.bench.load.payloads import ANSWER_TOKENS, PROMPT, TURN_TOKENS, kept_bytes, num_turns, record_of
 from rollart_hpc.bench.load.sockets import Peer
+from rollart_hpc.config.schema import ObserveConfig
 from rollart_hpc.vocabulary import DONE
 from rollart_hpc.wire import messages as ms
 
@@ -32,11 +33,12 @@ class Slot:
 class Environments:
     """All trajectories in play. The next turn starts when the last one is answered or, if `is_paced`, when due."""
 
-    def __init__(self, counts: Counts, num_slots: int) -> None:
+    def __init__(self, counts: Counts, num_slots: int, observe: ObserveConfig) -> None:
         self.slots: dict[str, Slot] = {}
         self.counts = counts
         self.is_paced = False
         self.num_begun = 0  # trajectories
+        self._observe = observe
         self._rate = 1.0
         self._num_slots = num_slots
         self._idle: deque[Slot] = deque()
@@ -83,7 +85,7 @@ class Environments:
         del self.slots[trajectory]
         tokens = slot.turns * TURN_TOKENS
         ended = ms.Ended(trajectory, slot.issue, DONE, "", slot.turns, tokens, [tokens])
-        slot.peer.send(ended, *record_of(slot.turns))
+        slot.peer.send(ended, *record_of(slot.turns, kept_bytes(trajectory, slot.turns, self._observe)))
 
     def _go_on(self, slot: Slot) -> None:
         if self.is_paced:

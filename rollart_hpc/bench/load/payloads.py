@@ -6,6 +6,12 @@ import struct
 import zlib
 from functools import cache
 
+import msgspec
+
+from rollart_hpc.config.schema import ObserveConfig
+from rollart_hpc.observe.plays import Facts, is_chosen
+from rollart_hpc.types import OBSERVED
+
 PROMPT_TOKENS, ANSWER_TOKENS = 256, 64
 PROMPT_BYTES, ANSWER_BYTES = 4 * PROMPT_TOKENS, 12 * ANSWER_TOKENS  # an answer has ids, log-probs and versions
 TURN_TOKENS = PROMPT_TOKENS + ANSWER_TOKENS
@@ -13,6 +19,7 @@ FEWEST_TURNS, MEAN_TURNS, MOST_TURNS = 4, 8, 12
 CHARACTERS_PER_TOKEN = 4  # in a transcript
 RECORD_BYTES = (CHARACTERS_PER_TOKEN + 12) * TURN_TOKENS  # per turn, in Ended
 PROMPT = bytes(PROMPT_BYTES)
+FACTS_BYTES = len(msgspec.msgpack.encode(Facts(1 << 30, 2560, 512, 40, 41, False, 0.1, 0.1, 0.1)))
 _IDS = bytes(4 * ANSWER_TOKENS)
 
 
@@ -26,7 +33,18 @@ def answer_of(version: int) -> tuple[bytes, bytes, bytes]:
 
 
 @cache
-def record_of(turns: int) -> tuple[bytes, ...]:
-    """The frames of Ended: the transcript, then ids, log-probs and versions of all tokens."""
+def record_of(turns: int, added_bytes: int = 0) -> tuple[bytes, ...]:
+    """The frames of Ended: the transcript, then ids, log-probs and versions of all tokens.
+
+    The versions are those of observed tokens: sampled ones must not be older than the answers, which are not kept.
+    """
     tokens = turns * TURN_TOKENS
-    return bytes(CHARACTERS_PER_TOKEN * tokens), *[bytes(4 * tokens)] * 3
+    zeros, versions = bytes(4 * tokens), struct.pack("<i", OBSERVED) * tokens
+    return bytes(CHARACTERS_PER_TOKEN * tokens + added_bytes), zeros, zeros, versions
+
+
+def kept_bytes(trajectory: str, turns: int, observe: ObserveConfig) -> int:
+    """What an env worker adds to a transcript that is kept."""
+    if not is_chosen(trajectory, observe.transcripts):
+        return 0
+    return FACTS_BYTES + (12 * turns * TURN_TOKENS if is_chosen(trajectory, observe.transcript_tokens) else 0)

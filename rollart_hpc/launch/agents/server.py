@@ -119,6 +119,10 @@ class AgentServer:
         self._send(agent, Stop(reason))
         self._lost(agent, reason)
 
+    def dismiss(self, agent: str, reason: str) -> None:
+        """It leaves for good, also if it could wait for another supervisor."""
+        self._send(agent, Stop(reason))
+
     def decline(self, agent: str, reason: str, fix: str) -> None:
         """There is no work for the node of this guest."""
         self._send(agent, Declined(reason, fix))

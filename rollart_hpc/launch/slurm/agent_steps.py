@@ -42,6 +42,7 @@ class AgentSteps:
         self._since_s: dict[str, float] = {}
         self._awaited: dict[str, SrunStep] = {}  # by host: the step of its agent, until that has come
         self._late_s: dict[str, float] = {}  # by awaited host: when it must have come
+        self._step_of: dict[str, SrunStep] = {}  # by host: the step of the agent that has come last
         self.running: list[SrunStep] = []
 
     def open(self) -> None:
@@ -54,10 +55,15 @@ class AgentSteps:
 
     def came(self, host: str) -> None:
         """Its agent has answered: it is no longer awaited. If only its connection broke, no other one is started."""
-        self._awaited.pop(host, None)
-        self._late_s.pop(host, None)
+        step = self._no_longer_awaited(host)
+        if step is not None:
+            self._step_of[host] = step
         if self._due_s.pop(host, None) is not None:
             self._budget.give_back(host)
+
+    def _no_longer_awaited(self, host: str) -> SrunStep | None:
+        self._late_s.pop(host, None)
+        return self._awaited.pop(host, None)
 
     def lost(self, host: str) -> None:
         """Its agent is gone. Raises if that happens too often."""
@@ -72,23 +78,27 @@ class AgentSteps:
             )
         self._due_s[host] = time.monotonic() + delay_s
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> list[str]:
+        """Returns hosts whose agent had come and has ended with its step, or before."""
         for host in [host for host, due_s in self._due_s.items() if due_s <= now]:
             del self._due_s[host]
             node = next(node for node, known in self._allocation.hosts.items() if known == host)
             self._start(self._plan.component_of(node), [host])
+        gone: list[str] = []
         for step in [step for step in self.running if step.has_ended()]:
             self.running.remove(step)
             step.reap()
             self._give_up([host for host, waited_for in self._awaited.items() if waited_for is step])
+            gone += [host for host, known in self._step_of.items() if known is step]
         for host in self._awaited:  # from the first tick on: nobody listens while the base model is made
             self._late_s.setdefault(host, now + self._config.timeouts.start_s)
         self._give_up([host for host in self._awaited if now > self._late_s[host]])
+        return gone
 
     def _give_up(self, hosts: Sequence[str]) -> None:
         """Their agents have ended before they answered, or take too long."""
         for host in hosts:
-            self.came(host)
+            self._no_longer_awaited(host)
             self._replace(host, 0.0)
 
     def _start(self, component: Component, hosts: Sequence[str]) -> None:

@@ -42,7 +42,7 @@ from rollart_hpc.launch.slurm.epilogue import run_epilogues
 from rollart_hpc.launch.slurm.nodes import excluded, note_nodes
 from rollart_hpc.launch.slurm.place import CANCEL_S, SRUN_S, SlurmPlace
 from rollart_hpc.launch.slurm.queue import RUNNING, end_as_cancelled
-from rollart_hpc.launch.slurm.requeue import requeue
+from rollart_hpc.launch.slurm.requeue import requeue, requeue_the_rest
 from rollart_hpc.launch.slurm.satellites import Satellites
 from rollart_hpc.launch.slurm.usage import usage
 from rollart_hpc.launch.supervisor import DRAIN_S, LEAVE_S, Supervisor, Why
@@ -104,6 +104,8 @@ class Job:
         state, reason = self._why_terminated()
         if state is RunState.DRAINED:
             return self._requeue(reason)
+        if state is RunState.REQUEUED:  # components that still run when this process ends are failed, not requeued
+            requeue_the_rest(self.slurm, self.allocation)
         self._end(state, reason)
         if record.is_cancelled(record.read(self.run)) and not self.once:
             end_as_cancelled(self.slurm, self.allocation.leader)

@@ -37,6 +37,10 @@ class NodeAgents:
         """Empty if the node is not there."""
         return self._agents.get(node, "")
 
+    def agent_at(self, host: str) -> str:
+        """That of a host of the run's own job; empty if there is none."""
+        return next((self.agent_of(node) for node, known in self._home.items() if known == host), "")
+
     def has(self, node: str) -> bool:
         return node in self._agents and node not in self._leaving
 

@@ -150,12 +150,19 @@ class SlurmPlace:
     def need_nodes(self) -> None:
         self._satellites.open()
 
+    def release(self, node: str) -> None:
+        """Its agent leaves, and the job with it, which would only wait for its time limit or for being preempted."""
+        agent = self._node_agents.agent_of(node)
+        if agent:
+            self._server.dismiss(agent, "its node is no longer needed")
+
     def see(self, told: Progress, now: float) -> None:
         self._told = told
         self._satellites.see(told, now)
 
     def tick(self, now: float) -> None:
-        self._steps.tick(now)
+        for agent in filter(None, map(self._node_agents.agent_at, self._steps.tick(now))):
+            self._server.give_up(agent, "its job step has ended")  # long before its silence tells
         self._satellites.check()
 
     # --- the time of the job ---------------------------------------------------------------------

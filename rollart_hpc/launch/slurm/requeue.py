@@ -18,7 +18,7 @@ from rollart_hpc.launch.slurm.queue import RUNNING
 
 TRIES = 6
 TRY_AGAIN_S = 5.0
-LOOKS, LOOK_AGAIN_S = 3, 0.4  # for components that Slurm has not requeued
+LOOKS, LOOK_AGAIN_S = 5, 0.4  # for components that Slurm has not requeued; each pause is twice the one before
 LEAVE_S = 10.0  # time for relays to free the memory of their nodes
 
 
@@ -59,17 +59,17 @@ def requeue_the_rest(slurm: Slurm, allocation: Allocation) -> None:
     """When a node of one component fails, Slurm (seen in 22.05) requeues that component and those before it, but not
     those after it. The job would wait forever for components that have ended. Requeueing them while they run helps.
 
-    SIGTERM may come before Slurm has requeued anything, so it is asked more than once.
+    SIGTERM may come before Slurm has requeued anything, on a busy cluster by seconds, so it is asked more than once.
     """
     with suppress(SlurmError):
-        for left in reversed(range(LOOKS)):
+        for look in range(LOOKS):
             parts = slurm.records("show", "job", str(allocation.leader))
             is_running = any(part.get("JobState") == RUNNING for part in parts)
             if _is_requeued(parts, allocation) and is_running:
                 slurm.ask("scontrol", "requeue", str(allocation.leader))  # reports errors for the others, but works
-            if not left or not is_running:
+            if not is_running:
                 return
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(LOOK_AGAIN_S * 2**look)
 
 
 def _is_requeued(parts: list[dict[str, str]], allocation: Allocation) -> bool:

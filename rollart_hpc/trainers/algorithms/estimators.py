@@ -8,13 +8,14 @@ every mean, however long it is, unless the entry says otherwise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
 from rollart_hpc.config.algorithms import Part, Scope, entry
 from rollart_hpc.config.fields import key
-from rollart_hpc.trainers.algorithms.plays import Advantage, Array, Group, Play, rewards_of
+from rollart_hpc.trainers.algorithms.plays import Advantage, Array, Group, rewards_of
 
 STD_FLOOR = 1e-6
 _VARIANCE_FLOOR = 1e-8
@@ -85,7 +86,7 @@ class ReturnParams:
     paper="arXiv 2501.03262", params=ReturnParams, scope=Scope.BATCH,
 )  # fmt: skip
 def reinforce_pp(groups: Groups, *, gamma: float = 1.0) -> Advantages:
-    return whitened([[_discounted(play.reward, play.num_tokens, gamma) for play in group] for group in groups])
+    return whitened([[to_go(play.by_token, gamma) for play in group] for group in groups])
 
 
 @entry(
@@ -120,20 +121,21 @@ class TurnReturnParams:
 
 
 @entry(
-    Part.ESTIMATOR, "turn_return", "reward discounted by the number of turns until the end, the same within a turn",
+    Part.ESTIMATOR, "turn_return", "return of every turn, discounted per turn; the same within a turn",
     paper="arXiv 2512.24873", params=TurnReturnParams,
 )  # fmt: skip
 def turn_return(groups: Groups, *, gamma: float = 0.95, baseline: str = "none") -> Advantages:
     found: Advantages = []
     for group in groups:
         rewards = rewards_of(group) if baseline == "none" else _centred(rewards_of(group))
-        found.append([reward * _turn_discounts(play, gamma)[play.turn_of] for play, reward in zip(group, rewards)])
+        plays = [replace(play, reward=float(reward)) for play, reward in zip(group, rewards)]
+        found.append([to_go(play.by_turn, gamma)[play.turn_of] for play in plays])
     return found
 
 
 @dataclass(frozen=True)
 class GigpoParams:
-    gamma: float = key(0.95, "discount of the reward per turn", low=0, high=1)
+    gamma: float = key(0.95, "discount of rewards per turn", low=0, high=1)
     step_weight: float = key(1.0, "weight of the part that compares turns", low=0)
     normalise_std: bool = key(True, "divide both parts by standard deviations, as grpo does")
 
@@ -154,7 +156,7 @@ def gigpo(groups: Groups, *, gamma: float = 0.95, step_weight: float = 1.0, norm
 
 def _among_equals(group: Group, gamma: float, normalise_std: bool) -> list[Array]:
     """Each turn's return relative to those of the turns with the same state; 0 for a state that occurs once."""
-    returns = [play.reward * _turn_discounts(play, gamma) for play in group]
+    returns = [to_go(play.by_turn, gamma) for play in group]
     found = [np.zeros(play.num_turns) for play in group]
     places: dict[int, list[tuple[int, int]]] = {}
     for i, play in enumerate(group):
@@ -197,12 +199,12 @@ def _all_rewards(groups: Groups) -> Array:
     return np.concatenate([rewards_of(group) for group in groups]) if groups else np.zeros(1)
 
 
-def _discounted(reward: float, count: int, gamma: float) -> Array:
-    return reward * gamma ** np.arange(count - 1, -1, -1, dtype=np.float64)
-
-
-def _turn_discounts(play: Play, gamma: float) -> Array:
-    return _discounted(1.0, play.num_turns, gamma)
+def to_go(values: Array, gamma: float) -> Array:
+    """Each value plus gamma times what follows it."""
+    if gamma == 1.0:
+        return values[::-1].cumsum()[::-1]
+    backwards = accumulate(values[::-1].tolist(), lambda later, value: value + gamma * later)
+    return np.fromiter(backwards, np.float64, len(values))[::-1]
 
 
 def _listed(values: Array) -> list[Advantage]:

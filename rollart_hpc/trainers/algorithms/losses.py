@@ -84,7 +84,11 @@ class ToprParams:
     ratio: str = key(
         "token",
         "the ratio of negatives",
-        choices={"token": "of each token", "sample": "of the whole sample, as in the paper; tiny for long samples"},
+        choices={
+            "token": "of each token",
+            "turn": "geometric mean over the turn (IPA, arXiv 2512.24873)",
+            "sample": "of the whole sample, as in the paper; tiny for long samples",
+        },
     )
 
 
@@ -94,7 +98,8 @@ class ToprParams:
 )  # fmt: skip
 def topr(tokens: Tokens, *, ratio: str = "token") -> TokenLoss:
     log_ratio = (tokens.new - tokens.anchor).detach()
-    shrunk = limited(log_ratio if ratio == "token" else tokens.summed(log_ratio)).exp().clamp(max=1.0)
+    over = {"token": lambda values: values, "turn": tokens.over_turns, "sample": tokens.summed}[ratio]
+    shrunk = limited(over(limited(log_ratio))).exp().clamp(max=1.0)
     return _weighted(tokens, shrunk.where(tokens.rewards <= 0, shrunk.new_ones(())))
 
 

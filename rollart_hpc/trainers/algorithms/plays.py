@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from rollart_hpc.errors import UserError
 from rollart_hpc.types import Sample, TrainGroup
 
 Array = NDArray[np.float64]
@@ -25,6 +26,7 @@ class Play:
     num_observed: int = 0  # tokens that the policy did not sample
     states: tuple[int, ...] = ()  # a key of the observation before each turn; () = unknown
     token_limit: int = 0  # max_tokens of its task; 0 = unknown
+    turn_rewards: tuple[float, ...] = ()  # () = unknown
 
     @property
     def num_tokens(self) -> int:
@@ -33,6 +35,24 @@ class Play:
     @property
     def num_turns(self) -> int:
         return int(self.turn_of[-1]) + 1 if len(self.turn_of) else 0
+
+    @property
+    def by_turn(self) -> Array:
+        """What each turn earned. They add up to `reward`: what no turn was given, the last one earned."""
+        found = np.zeros(self.num_turns)
+        known = self.turn_rewards[: self.num_turns]
+        found[: len(known)] = known
+        if len(found):
+            found[-1] += self.reward - found.sum()
+        return found
+
+    @property
+    def by_token(self) -> Array:
+        """What each token earned: a turn's reward stands at its last token."""
+        is_last = np.diff(self.turn_of, append=self.num_turns) > 0
+        found = np.zeros(self.num_tokens)
+        found[is_last] = self.by_turn
+        return found
 
 
 Group = Sequence[Play]
@@ -71,6 +91,7 @@ def _play(samples: list[Sample], token_limit: int) -> Play:
         num_observed=sum(int(np.count_nonzero(~s.record.sampled)) for s in samples),
         states=tuple(first.states),
         token_limit=token_limit,
+        turn_rewards=tuple(first.turn_rewards),
     )
 
 
@@ -85,7 +106,12 @@ def give(group: TrainGroup, advantages: Sequence[Advantage]) -> None:
 
 def per_token(advantage: Advantage, count: int) -> Array:
     values = np.asarray(advantage, np.float64)
-    return np.full(count, values) if values.ndim == 0 else values
+    if values.ndim == 0:
+        return np.full(count, values)
+    if values.shape != (count,):
+        what = f"the estimator returned advantages of shape {values.shape} for a play of {count} sampled tokens"
+        raise UserError(what, "return one number per play, or an array with one per token (docs/algorithms.md)")
+    return values
 
 
 def with_rewards(groups: Sequence[Group], rewards: Sequence[Sequence[float]]) -> list[list[Play]]:

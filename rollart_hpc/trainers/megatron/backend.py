@@ -52,5 +52,6 @@ BACKEND = Backend(
     can=frozenset({"ranks", "activation_checkpointing", "deterministic"}),
     options=MegatronOptions,
     divides=divides,
+    divided_by=("tensor_parallel", "pipeline_parallel"),
     check=check,
 )

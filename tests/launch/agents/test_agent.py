@@ -22,11 +22,13 @@ from rollart_hpc.launch import failures
 from rollart_hpc.launch.agents.address import write_over
 from rollart_hpc.launch.agents.child import RemoteChild
 from rollart_hpc.launch.agents.server import AgentServer, Arrived, Departed, Warning
+from rollart_hpc.launch.command import role_command
 from rollart_hpc.launch.ownership import start_ticks
 from rollart_hpc.launch.packing import Needs
 from rollart_hpc.launch.plan import Proc
 from rollart_hpc.launch.process import Order, wait_for
 from rollart_hpc.rundir import RunDir
+from rollart_hpc.wire.keys import make_keys
 
 LIMIT_S = 60.0
 SLEEPER = """
@@ -277,6 +279,31 @@ def test_a_relay_that_was_killed_leaves_no_weights(make_nodes: Callable[..., Nod
     (store / "owner").write_text(order.incarnation)
     nodes.server.close()
     until(lambda: not nodes.run.store_root.exists())
+
+
+def test_an_agent_that_was_killed_leaves_no_weights(make_nodes: Callable[..., Nodes]) -> None:
+    """The process from which it forked a real relay, which has claimed its memory and looks for a controller."""
+    nodes = make_nodes()
+    make_keys(nodes.run.keys(1))
+    agent = nodes.add("n1", "--preload", "relay")
+    order = Order(Proc("relay-n1", "relay", "cpu", "n1"), 1, nodes.run.path / "relay.log")
+    arguments = role_command(order, nodes.run, address="tcp://127.0.0.1:9")
+    child = nodes.server.start("agent-n1-7", order, arguments[arguments.index("-m") :], {})
+    owner = nodes.run.store_root / "n1" / "owner"
+    until(lambda: child.has_ended() or (owner.exists() and owner.read_text() == order.incarnation))
+    assert not child.has_ended(), child.log.read_text()
+    pid, ticks = until(lambda: child.pid), start_ticks(child.pid)
+    agent.kill()
+    until(lambda: not nodes.run.store_root.exists())
+    assert not is_running(pid, ticks)
+
+
+def test_an_agent_that_is_dismissed_leaves_although_it_could_wait(make_nodes: Callable[..., Nodes]) -> None:
+    nodes = make_nodes()
+    agent = nodes.add("n1", "--nodes=h20-0", f"--wait-s={LIMIT_S}", SLURM_PROCID="0")
+    nodes.server.dismiss("agent-n1-7", "its node is no longer needed")
+    assert agent.wait(LIMIT_S) == 0
+    nodes.until(Departed, "agent-n1-7")
 
 
 def test_a_process_that_runs_out_of_memory_ends_alone(small_memory: Path, make_nodes: Callable[..., Nodes]) -> None:

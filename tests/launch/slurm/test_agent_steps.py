@@ -145,3 +145,21 @@ def test_an_agent_whose_connection_breaks_again_and_again_uses_up_no_restarts(tm
         steps.lost(hosts[0])
     with pytest.raises(SiteError):
         steps.lost(hosts[0])
+
+
+def test_the_end_of_a_step_tells_that_its_agent_is_gone(tmp_path: Path, sruns: Sruns) -> None:
+    """Without it, only the agent's silence would."""
+    config, site, run = load("quickstart"), load_site("dev"), RunDir(tmp_path / "run")
+    steps = open_steps(run, config, make_plan(config, site), site)
+    came, failed, _ = (name.removeprefix("agent-") for name, _ in sruns)
+    steps.came(came)
+    now = time.monotonic()
+    assert steps.tick(now) == []
+    first = next(step for step in steps.running if step.name == f"agent-{came}")
+    for step in steps.running:
+        step.is_over = step.name in (f"agent-{came}", f"agent-{failed}")  # type: ignore[attr-defined]
+    assert steps.tick(now) == [came], "the other one has never come"
+    steps.lost(came)
+    steps.tick(now + LATER_S)
+    steps.came(came)
+    assert first not in steps.running and steps.tick(now + LATER_S) == [], "it has a step of its own again"

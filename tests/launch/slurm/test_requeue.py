@@ -30,16 +30,16 @@ class Told(Slurm):
 
 
 class Late(Slurm):
-    """Requeues the first component only after it has been asked, and the second one only if told to."""
+    """Requeues the first component only after it has been asked several times, and the second one only if told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_late: int) -> None:
         super().__init__()
-        self.num_asked = 0
+        self.num_asked, self.num_late = 0, num_late
         self.told: list[tuple[str, ...]] = []
 
     def records(self, *_: str) -> list[dict[str, str]]:
         self.num_asked += 1
-        first = ("PENDING", "2") if self.num_asked > 1 else ("RUNNING", "1")
+        first = ("PENDING", "2") if self.num_asked > self.num_late else ("RUNNING", "1")
         second = ("PENDING", "2") if self.told else ("RUNNING", "1")
         return [{"JobState": state, "Restarts": restarts} for state, restarts in (first, second)]
 
@@ -48,9 +48,12 @@ class Late(Slurm):
         return Answer(0, "", "")
 
 
-def test_components_that_slurm_left_running_are_requeued_even_if_it_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_late", [1, 4])
+def test_components_that_slurm_left_running_are_requeued_even_if_it_is_late(
+    num_late: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("time.sleep", lambda _: None)
-    slurm = Late()
+    slurm = Late(num_late)
     requeue_the_rest(slurm, ALLOCATION)
     assert slurm.told == [("scontrol", "requeue", "12")]
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollart_hpc.config.algorithms import Part, Scope, entries
+from rollart_hpc.errors import UserError
 from rollart_hpc.trainers.algorithms import estimators
 from rollart_hpc.trainers.algorithms.plays import Play, per_token
 from tests.trainers.algorithms.making import TWO_GROUPS, play, plays
@@ -125,3 +126,34 @@ def test_advantages_of_grpo_keep_the_order_of_rewards(rewards: list[float], norm
     (found,) = estimators.grpo(plays(rewards), normalise_std=normalise_std)
     assert abs(sum(found)) < 1e-6
     assert all((a > b) == (x > y) or a == b for a, x in zip(found, rewards) for b, y in zip(found, rewards))
+
+
+def test_rewards_of_turns_add_up_to_the_reward() -> None:
+    one = play(1.0, [2, 1, 3], turn_rewards=(0.5, 0.0, -0.25))
+    assert one.by_turn.tolist() == [0.5, 0.0, 0.5]
+    assert one.by_token.tolist() == [0, 0.5, 0, 0, 0, 0.5]
+    assert play(1.0, [2, 1]).by_turn.tolist() == [0.0, 1.0]
+    assert play(0.0, []).by_token.tolist() == []
+
+
+def test_returns_of_turns_use_their_rewards() -> None:
+    one = play(1.0, [2, 1], turn_rewards=(0.5, 0.5))
+    assert estimators.turn_return([[one]], gamma=0.5)[0][0] == pytest.approx([0.75, 0.75, 0.5])
+    other = play(0.0, [1])
+    centred = estimators.turn_return([[one, other]], gamma=0.5, baseline="group")[0]
+    assert centred[0] == pytest.approx([0.5, 0.5, 0.0])  # the last turn keeps 0.5 - 0.5, the first 0.5 + 0.5 x 0
+    assert centred[1] == pytest.approx([-0.5])
+    group = [play(1.0, [1, 1], states=(7, 8), turn_rewards=(1.0, 0.0)), play(1.0, [1, 1], states=(7, 8))]
+    first, second = estimators.gigpo([group], gamma=0.5, normalise_std=False)[0]
+    assert first == pytest.approx([0.25, -0.5]) and second == pytest.approx([-0.25, 0.5])
+
+
+@given(st.lists(finite, min_size=1, max_size=6), st.floats(0, 1))
+def test_returns_against_their_definition(values: list[float], gamma: float) -> None:
+    expected = [sum(gamma**k * v for k, v in enumerate(values[i:])) for i in range(len(values))]
+    assert estimators.to_go(np.array(values), gamma) == pytest.approx(expected, abs=1e-9)
+
+
+def test_advantages_that_do_not_fit_the_play_are_told() -> None:
+    with pytest.raises(UserError, match=r"shape \(2,\) for a play of 3"):
+        per_token(np.zeros(2), 3)

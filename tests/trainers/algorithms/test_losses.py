@@ -126,6 +126,8 @@ def test_a_far_dual_clip_is_none() -> None:
 def test_topr_goes_by_the_reward_and_may_take_the_whole_sample() -> None:
     given_tokens = tokens([-2.0, -2.0], [-1.0, -1.5], [1.0, 1.0], rewards=[0.0, 0.0])
     assert losses.topr(given_tokens).loss.tolist() == pytest.approx([2 * math.exp(-1), 2 * math.exp(-0.5)])
+    by_turn = tokens([-2.0] * 3, [-1.0, -1.5, -2.5], [1.0] * 3, rewards=[0.0] * 3, turns=[0, 0, 1])
+    assert losses.topr(by_turn, ratio="turn").loss.tolist() == pytest.approx([2 * math.exp(-0.75)] * 2 + [2.0])
     assert losses.topr(given_tokens, ratio="sample").loss.tolist() == pytest.approx([2 * math.exp(-1.5)] * 2)
 
 

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from rollart_hpc.config.model_shape import ModelShape
-from rollart_hpc.launch.memory import TrainerSize
+from rollart_hpc.estimate.memory import TrainerSize
 from rollart_hpc.trainers import attention
 from rollart_hpc.trainers.fsdp import model as models
 from rollart_hpc.trainers.fsdp.backend import FsdpOptions

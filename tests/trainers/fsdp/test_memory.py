@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from rollart_hpc.config.model_shape import ModelShape
-from rollart_hpc.launch import memory
-from rollart_hpc.launch.memory import TrainerSize, trainer_parts
+from rollart_hpc.estimate import memory
+from rollart_hpc.estimate.memory import TrainerSize, trainer_parts
 from rollart_hpc.trainers import slices
 from tests.processes import server
 from tests.trainers.fsdp.accounting import peak_bytes

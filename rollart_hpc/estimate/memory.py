@@ -169,5 +169,10 @@ def kv_token_bytes(shape: ModelShape, size: EngineSize) -> float:
     return 2 * shape.layers * heads * shape.head_dim * size.item
 
 
+def kv_capacity(shape: ModelShape, size: EngineSize, room: float) -> int:
+    """Tokens of KV that fit into `room` bytes of each GPU, beside the weights and the workspace."""
+    return max(0, int((room - _total(engine_parts(shape, size))) / kv_token_bytes(shape, size)))
+
+
 def relay_bytes(parameters: float, dtype: str) -> float:
     return VERSIONS * ITEM_BYTES[dtype] * parameters
