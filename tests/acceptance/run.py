@@ -11,11 +11,11 @@ python tests/acceptance/run.py scale        # likewise, with 25, 100 and 200 nod
 python tests/acceptance/run.py smollm2
 python tests/acceptance/run.py benches
 python tests/acceptance/run.py hub
+python tests/acceptance/run.py gpu-readiness
 python tests/acceptance/run.py paper        # simulated: every row of the paper's tables
 python tests/acceptance/run.py simulated-scale
 python tests/acceptance/run.py predicts     # the simulator against real runs; needs a quiet machine
 python tests/acceptance/run.py streamed-scale  # the real controller under the events of simulated clusters
-python tests/acceptance/run.py gpu-readiness
 python tests/acceptance/run.py ray          # installs Ray into an environment of its own
 python tests/acceptance/run.py trl          # installs TRL into an environment of its own; 2 minutes
 python tests/acceptance/run.py sick         # this and the next ones write parts of reliability.md; 15 minutes
@@ -112,11 +112,11 @@ def main() -> int:
             "smollm2": lambda: smollm2(keep),
             "benches": lambda: benches(keep),
             "hub": hub,
+            "gpu-readiness": lambda: gpu_readiness(keep),
             "paper": lambda: paper(args.resume),
             "simulated-scale": simulated_scale,
             "predicts": lambda: predicts(keep),
             "streamed-scale": streamed_scale,
-            "gpu-readiness": lambda: gpu_readiness(keep),
             "ray": lambda: against_ray(keep),
             "trl": lambda: against_trl(keep),
             "faults": lambda: faults(args.faults_s, args.cores),
