@@ -15,6 +15,7 @@ python tests/acceptance/run.py paper        # simulated: every row of the paper'
 python tests/acceptance/run.py simulated-scale
 python tests/acceptance/run.py predicts     # the simulator against real runs; needs a quiet machine
 python tests/acceptance/run.py streamed-scale  # the real controller under the events of simulated clusters
+python tests/acceptance/run.py gpu-readiness
 python tests/acceptance/run.py ray          # installs Ray into an environment of its own
 python tests/acceptance/run.py sick         # this and the next ones write parts of reliability.md; 15 minutes
 python tests/acceptance/run.py strangers    # 5 minutes
@@ -48,6 +49,7 @@ from tests.acceptance.benches import benches
 from tests.acceptance.chaos import chaos
 from tests.acceptance.faults import faults
 from tests.acceptance.fuzz import fuzz
+from tests.acceptance.gpu_readiness import gpu_readiness
 from tests.acceptance.hub import hub
 from tests.acceptance.jobs import jobs
 from tests.acceptance.modes import modes
@@ -100,7 +102,7 @@ def main() -> int:
             "slurm": lambda: slurm(keep),
             "jobs": lambda: jobs(keep),
             "before": lambda: before(keep, args.pairs),
-            "newest": lambda: newest(args.tests),
+            "newest": lambda: newest(keep, args.tests),
             "backends": lambda: backends(keep),
             "scale": lambda: scale(keep, args.nodes),
             "smollm2": lambda: smollm2(keep),
@@ -110,6 +112,7 @@ def main() -> int:
             "simulated-scale": simulated_scale,
             "predicts": lambda: predicts(keep),
             "streamed-scale": streamed_scale,
+            "gpu-readiness": lambda: gpu_readiness(keep),
             "ray": lambda: against_ray(keep),
             "faults": lambda: faults(args.faults_s, args.cores),
             "mutants": lambda: mutants(args.cores),
