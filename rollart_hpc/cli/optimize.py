@@ -89,8 +89,9 @@ def lines(wish: Wish, advice: Advice) -> list[str]:
     if advice.after is advice.before:
         return [*said, "nothing better was found"]
     seeds = len(advice.after.outcomes)
+    spread = f" ± {advice.spread:.2f} over {seeds} seeds" if seeds > 1 else ", one seed only"
     said += [
-        f"gain: {advice.gain:.2f}x" + (f" ± {advice.spread:.2f} over {seeds} seeds" if seeds > 1 else ", one seed only"), "", "set:",
+        f"gain: {advice.gain:.2f}x{spread}", "", "set:",
         *(f"  {key}={as_text(value)}" for key, value in advice.after.changes.items()), "",
         "the same gain if the workload is another one:",
         *(f"  {name:<24}{_gain(gain)}" for name, gain in advice.shaken.items()),
