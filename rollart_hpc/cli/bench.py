@@ -10,6 +10,7 @@ from rollart_hpc.bench import engine as bench_engine
 from rollart_hpc.bench import hub as bench_hub
 from rollart_hpc.bench import modes as bench
 from rollart_hpc.bench import packing as bench_packing
+from rollart_hpc.bench import simulate as bench_simulate
 from rollart_hpc.bench import trainer as bench_trainer
 from rollart_hpc.bench import weights as bench_weights
 from rollart_hpc.config.modes import Mode
@@ -44,6 +45,13 @@ def packing(args: argparse.Namespace) -> int:
     settings = bench_packing.Settings(tuple(args.ranks), args.groups, args.group_size, args.microbatch, args.longest)
     rows = bench_packing.bench_packing(settings, lambda text: print(text, file=sys.stderr, flush=True))
     print(bench_packing.as_json(settings, rows) if args.json else bench_packing.table(settings, rows))
+    return 0
+
+
+def simulate(args: argparse.Namespace) -> int:
+    sizes = tuple(args.engines)
+    rows = bench_simulate.bench_simulate(sizes, args.seconds, lambda text: print(text, file=sys.stderr, flush=True))
+    print(bench_simulate.as_json(rows) if args.json else bench_simulate.table(rows))
     return 0
 
 

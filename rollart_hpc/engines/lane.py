@@ -20,13 +20,16 @@ class Lane:
         self._begin_s = 0.0
         self._seconds = {"prefill": 0.0, "decode": 0.0}
         self._tokens = {"prefill": 0, "decode": 0}
+        self._steps = {"prefill": 0, "decode": 0}
 
     def step(self, start_s: float, num_prefill_tokens: int, num_decode_tokens: int) -> None:
         """Record one forward, from start_s until now."""
         now = time.monotonic()
         if not self._begin_s:
             self._begin_s = start_s
-        self._seconds["prefill" if num_prefill_tokens else "decode"] += now - start_s
+        name = "prefill" if num_prefill_tokens else "decode"
+        self._seconds[name] += now - start_s
+        self._steps[name] += 1
         self._tokens["prefill"] += num_prefill_tokens
         self._tokens["decode"] += num_decode_tokens
         if now - self._begin_s >= WINDOW_S:
@@ -43,7 +46,7 @@ class Lane:
         at_s = self._begin_s
         for name, seconds in self._seconds.items():
             if seconds:
-                self._tracer.span(name, at_s, at_s + seconds, tokens=self._tokens[name])
+                self._tracer.span(name, at_s, at_s + seconds, tokens=self._tokens[name], steps=self._steps[name])
                 at_s += seconds
-            self._seconds[name], self._tokens[name] = 0.0, 0
+            self._seconds[name], self._tokens[name], self._steps[name] = 0.0, 0, 0
         self._begin_s = 0.0

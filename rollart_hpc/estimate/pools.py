@@ -35,9 +35,8 @@ class EngineFigures:
         return max(1, min(self.running, int(self.kv_tokens / max(context, 1.0)))) if self.kv_tokens else self.running
 
 
-def engine_figures(config: RunConfig, site: SiteConfig, model: Path) -> dict[str, EngineFigures]:
+def engine_figures(config: RunConfig, site: SiteConfig, shape: ModelShape | None) -> dict[str, EngineFigures]:
     """By pool; pools without the figures of a class are left out."""
-    shape = shape_for(config, model)
     if shape is None:
         return {}
     engines = max(1, sum(max(pool.engines, pool.elastic.max) for pool in config.pools.values()))

@@ -105,7 +105,7 @@ class Publisher:
         for worker in self.workers.values():
             worker.held = None
             worker.installing = None
-            worker.asked_s = None
+            worker.asked_s = worker.asked_for = None
 
     def joined(self, worker: Worker) -> None:
         if worker.role not in ("relay", "engine"):
@@ -131,7 +131,7 @@ class Publisher:
 
     def held(self, relay: Worker, weights: WeightsId) -> None:
         self._spoiled.discard(relay.name)
-        self.paid(relay.name, is_good=True)
+        self.paid(relay.name, weights, is_good=True)
         relay.held = max(relay.held or weights, weights)
         self._answered(relay.name, weights)
         if relay.held == self.newest:
@@ -151,7 +151,7 @@ class Publisher:
                 self._begin_install(target, transfer.weights)
             self._emit(ev.JoinTransfer(name, epoch, transfer.weights, rank, size, host, port, secret))
             rank += target.num_ranks
-            self._owes(target)
+            self._owes(target, transfer.weights)
 
     def spoiled(self, relay: Worker) -> None:
         """The relay's copy is bad or missing. Another relay sends one, or the trainer publishes again."""
@@ -173,7 +173,7 @@ class Publisher:
 
     def installed(self, engine: Worker, weights: WeightsId) -> None:
         engine.installed = weights
-        self.paid(engine.name, is_good=True)
+        self.paid(engine.name, weights, is_good=True)
         if engine.installing == weights:
             engine.installing = None
         self.tally.installs += 1
@@ -187,7 +187,7 @@ class Publisher:
 
     def install_failed(self, engine: Worker, weights: WeightsId) -> None:
         """The next tick tries again."""
-        self.paid(engine.name)
+        self.paid(engine.name, weights)
         if engine.installing == weights:
             self._end_install(engine)
         self._to_retry[engine.name] = engine
@@ -195,20 +195,34 @@ class Publisher:
         for relay in self._nodes[engine.node].relays.values():
             if relay.held == weights:
                 self._emit(ev.Adopt(relay.name, weights))  # makes the relay verify its copy
-                self._owes(relay)
+                self._owes(relay, weights)
 
-    def paid(self, name: str, *, is_good: bool = False) -> None:
-        """This engine or relay answered, so it is not stuck. Good answers say how long the work takes."""
+    def paid(self, name: str, weights: WeightsId | None = None, *, epoch: int = 0, is_good: bool = False) -> None:
+        """This engine or relay answered, so it is not stuck. Good answers say how long the work takes.
+
+        An answer about older `weights`, or about the transfer `epoch` that has been replaced, pays for nothing: what
+        was asked for since then is still owed.
+        """
         worker = self.workers.get(name)
         if worker is None or worker.asked_s is None:
             return
+        asked_s, worker.moved_s = worker.asked_s, self._now
+        if self._is_older(worker, weights, epoch):
+            worker.asked_s = self._now
+            return
         if is_good:
-            self._pace.top = max(self._pace.top, self._now - worker.asked_s)
-        worker.asked_s = None
-        worker.moved_s = self._now
+            self._pace.top = max(self._pace.top, self._now - asked_s)
+        worker.asked_s = worker.asked_for = None
 
-    def _owes(self, worker: Worker) -> None:
+    def _is_older(self, worker: Worker, weights: WeightsId | None, epoch: int) -> bool:
+        if weights is not None and worker.asked_for is not None:
+            return weights < worker.asked_for
+        now = self.transfer
+        return now is not None and 0 < epoch < now.epoch and now.involves(worker.name)
+
+    def _owes(self, worker: Worker, weights: WeightsId) -> None:
         """Since the first request that it has not answered: a collective that it broke is formed again with it."""
+        worker.asked_for = max(worker.asked_for or weights, weights)
         if worker.asked_s is None:
             worker.asked_s = self._now
 
@@ -257,7 +271,7 @@ class Publisher:
         for relay in relays:
             if relay.node == self.trainer.node and relay.held != self.newest:
                 self._emit(ev.Adopt(relay.name, self.newest))
-                self._owes(relay)
+                self._owes(relay, self.newest)
 
     def _offer_to_relays(self, newest: WeightsId) -> None:
         if self.transfer is not None or not self._holders or not self._lacking_relays:
@@ -282,7 +296,7 @@ class Publisher:
         if is_held and self._should_install(engine) and self._may_install(engine):
             self._begin_install(engine, newest)
             self._emit(ev.Install(engine.name, newest))
-            self._owes(engine)
+            self._owes(engine, newest)
 
     def _begin_install(self, engine: Worker, weights: WeightsId) -> None:
         engine.installing = weights
@@ -297,7 +311,7 @@ class Publisher:
         self.transfer = Transfer(self._epoch, weights, source, targets, set(targets))
         self.tally.transfers += 1
         self._emit(ev.OfferTransfer(source, self._epoch, weights, self._size(targets)))
-        self._owes(self.workers[source])
+        self._owes(self.workers[source], weights)
 
     def _size(self, targets: list[str]) -> int:
         """Number of ranks in a transfer: the source plus the ranks of every target."""

@@ -121,6 +121,7 @@ class Worker:
     held: WeightsId | None = None  # relays: newest held
     moved_s: float = 0.0  # its last answer or other progress
     asked_s: float | None = None  # engines, relays: since when they owe an install or a transfer; None = they do not
+    asked_for: WeightsId | None = None  # the newest that it owes
     has_answered: bool = False  # since it joined
     full_capacity: int = 0  # on trial: its capacity once it has proved itself; 0 = not on trial
     failures: int = 0  # env and reward workers: plays or scores in a row that failed, of any task

@@ -65,12 +65,13 @@ class Fit:
             raise ConfigError(what, problems)
 
 
-def fit_of(config: RunConfig, site: SiteConfig, plan: Plan) -> Fit:
+def fit_of(config: RunConfig, site: SiteConfig, plan: Plan, shape: ModelShape | None = None) -> Fit:
+    """`shape`: of the model, if its directory is not there."""
     if not plan.components:
         return Fit()
-    if config.model.kind != "directory":
+    if shape is None and config.model.kind != "directory":
         return Fit(unknown="memory: the run makes a tiny model, which fits anywhere")
-    shape = read_shape(Path(config.model.path))
+    shape = shape or read_shape(Path(config.model.path))
     if shape is None:
         where = config.model.path or "model.path"
         return Fit(unknown=f"memory is not estimated: {where} has no config.json of a dense decoder")
@@ -109,6 +110,7 @@ def trainer_size(config: RunConfig) -> TrainerSize | None:
         checkpointing=trainer.activation_checkpointing,
         adapter_rank=trainer.lora.rank,
         has_reference=config.algorithm.kl > 0 and not trainer.lora.rank,
+        has_critic=config.algorithm.needs_critic,
         sums_whole=config.deterministic or trainer.ranks == 1,
         tensor=tensor,
         pipeline=pipeline,

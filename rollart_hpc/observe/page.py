@@ -88,7 +88,7 @@ document.addEventListener("pointermove", event => {
 """
 
 
-def _colour_rules() -> str:
+def colour_rules() -> str:
     rules = (
         f".{c}{{fill:var(--{c})}} i.{c}{{background:var(--{c})}} .line.{c}{{stroke:var(--{c});fill:none}}"
         for c in COLOURS
@@ -103,7 +103,7 @@ def page(title: str, parts: list[str]) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)}</title>
-<style>{STYLE}{_colour_rules()}</style>
+<style>{STYLE}{colour_rules()}</style>
 </head>
 <body>
 <main>

@@ -3,7 +3,7 @@
     spans of a trajectory     those of every 2^level-th trajectory stay, chosen by a hash of its id: a trajectory that
                               one process keeps is kept by all processes of the same or a lower level
     all other spans           those of a window of 0.05 s * 2^level become one span per name, one after the other: the
-                              seconds, tokens and bytes of each name stay exact, the order inside a window does not
+                              sums of each name stay exact, the order inside a window does not
 
 The level grows only as far as needed, so the whole run stays visible, ever more coarsely.
 """
@@ -20,7 +20,7 @@ TRAJECTORY = "slot"  # the argument of a span that names its trajectory
 WINDOW_S = 0.05
 MAX_LEVEL = 40
 MAX_OFFSETS = 256
-_SUMS = ("tokens", "bytes", "spans")
+_SUMS = ("tokens", "steps", "bytes", "spans")
 
 Row = dict[str, Any]
 

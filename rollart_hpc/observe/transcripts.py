@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -21,6 +21,19 @@ from rollart_hpc.observe.shards import lines, shards
 from rollart_hpc.rundir import RunDir
 
 Note = Callable[[str], None]
+
+
+class Facet(Protocol):
+    """What a choice looks at: of a play, or of a summary of one."""
+
+    trajectory: str
+    task: str
+    purpose: str
+    group: int | None
+    validation: int | None
+    step: int | None
+    reward: float
+    success: bool
 
 
 @dataclass(frozen=True)
@@ -35,7 +48,7 @@ class Where:
     trajectory: str | None = None
     reward: tuple[float, float] | None = None
 
-    def holds(self, play: Play) -> bool:
+    def holds(self, play: Facet) -> bool:
         at = play.validation if play.purpose == "validate" else play.step
         return (
             self.task in (None, play.task)

@@ -22,7 +22,7 @@ from rollart_hpc.config.automatic import automatic_tasks
 from rollart_hpc.config.resolved import read_site
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import RollartError
-from rollart_hpc.estimate.pools import engine_figures
+from rollart_hpc.estimate.pools import engine_figures, shape_for
 from rollart_hpc.files import write_json
 from rollart_hpc.flow import events as ev
 from rollart_hpc.flow.core import Core
@@ -349,7 +349,7 @@ class Controller:
 def _rules(config: RunConfig, run: RunDir) -> FlowRules:
     if not automatic_tasks(config):
         return rules_of(config)
-    return rules_of(config, engine_figures(config, read_site(run.site), run.model))
+    return rules_of(config, engine_figures(config, read_site(run.site), shape_for(config, run.model)))
 
 
 def _announce(start: Start, controller: Controller) -> None:

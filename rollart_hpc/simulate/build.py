@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rollart_hpc.config.automatic import automatic_tasks
 from rollart_hpc.config.check import nearest
 from rollart_hpc.config.launchers import is_cluster
 from rollart_hpc.config.model_shape import ModelShape, read_shape
@@ -19,6 +20,7 @@ from rollart_hpc.config.site import SiteConfig
 from rollart_hpc.errors import ConfigError, UserError
 from rollart_hpc.estimate import roofline
 from rollart_hpc.estimate.memory import kv_capacity
+from rollart_hpc.estimate.pools import engine_figures
 from rollart_hpc.estimate.shapes import SHAPES
 from rollart_hpc.flow.rules import FlowRules, rules_of
 from rollart_hpc.hardware import Gpu
@@ -66,7 +68,8 @@ def build(case: Case, *, steps: int, plan: Plan | None = None) -> Spec:
     if problems:
         raise ConfigError(f"run {case.config.name} can't be simulated at site {case.site.name}", problems)
     config = case.config
-    rules = replace(rules_of(config), steps=steps, validation_plays=0, checkpoint_every=0)
+    figures = engine_figures(config, case.site, case.shape) if automatic_tasks(config) else None
+    rules = replace(rules_of(config, figures), steps=steps, validation_plays=0, checkpoint_every=0)
     shape = case.shape
     return Spec(
         rules=rules,

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -28,6 +29,7 @@ from rollart_hpc.simulate.workload import Machines, Script, TaskProfile, draw
 from rollart_hpc.types import WeightsId
 from rollart_hpc.vocabulary import DropReason, RunState
 
+Observer = Callable[..., None]  # of spans: process, name, start, end, and what else they have
 TICK_S = 1.0
 NEVER_S = 1e9
 _SHM_GB_S = 8.0  # assumed: copying weights within a node
@@ -98,8 +100,7 @@ class Step:
 
 
 class Cluster:
-    def __init__(self, spec: Spec, *, observer: Callable[[str, str, float, float], None] | None = None) -> None:
-        """`observer` gets spans: process, name, start and end."""
+    def __init__(self, spec: Spec, *, observer: Observer | None = None) -> None:
         self.spec, self.rules = spec, _without_deadlines(spec.rules)
         self.clock = Clock()
         self.core = Core(self.rules, 1)
@@ -192,6 +193,7 @@ class Cluster:
                 self.spec.scripts[key] = script
         self._plays[c.trajectory] = Played(c.worker, c.issue, script, c.task)
         self._spent_s["environment"] += script.reset_s
+        self._environment_span("environment.reset", self._plays[c.trajectory], c.trajectory, script.reset_s)
         self.clock.after(script.reset_s + self.spec.machines.hop_s, self._ask, c.trajectory, c.issue)
 
     def _ask(self, trajectory: str, issue: int) -> None:
@@ -211,6 +213,11 @@ class Cluster:
             self._lengths[trajectory] = script.tokens
             self.feed(ev.Ended(trajectory, issue, None, turn))
 
+    def _environment_span(self, name: str, play: Played, trajectory: str, seconds: float) -> None:
+        if self._observer is not None:
+            now = self.clock.now
+            self._observer(play.worker, name, now, now + seconds, task=play.task, slot=trajectory)
+
     def _ask_again(self, c: ev.AskAgain) -> None:
         self.clock.after(self.spec.machines.hop_s, self._ask, c.trajectory, c.issue)
 
@@ -221,6 +228,7 @@ class Cluster:
         play.turn += 1
         seconds = script.steps_s[turn]
         self._spent_s["environment"] += seconds
+        self._environment_span("environment.turn", play, c.trajectory, seconds)
         self.clock.after(seconds + self.spec.machines.hop_s, self._ask, c.trajectory, play.issue)
 
     def _score(self, c: ev.Score) -> None:
@@ -230,6 +238,8 @@ class Cluster:
         start_s = max(self.clock.now, self._reward_free_s[c.worker])
         self._reward_free_s[c.worker] = start_s + seconds
         self._spent_s["reward"] += seconds
+        if self._observer is not None:
+            self._observer(c.worker, "reward", start_s, start_s + seconds, task=c.task, slot=c.trajectory)
         scored = ev.Scored(c.trajectory, c.issue, float(script.success), script.success)
         self.clock.after(start_s + seconds - self.clock.now, self.feed, scored)
 
@@ -243,7 +253,6 @@ class Cluster:
 
     def _start_engine(self, name: str) -> None:
         spec = self.specs[name]
-        observer = self._observer
         self._lives[name] += 1
         self.engines[name] = engine = SimEngine(
             self.clock,
@@ -253,7 +262,7 @@ class Cluster:
             max_prefill=spec.max_prefill,
             on_done=self._generated,
             keeps_prefix=self.spec.keeps_prefix,
-            on_span=(lambda what, start, end: observer(name, what, start, end)) if observer else None,
+            on_span=partial(self._engine_span, name) if self._observer else None,
         )
         engine.spent = self._spent.setdefault(name, engine.spent)
         kv_tokens = spec.kv_tokens if spec.reports_kv else 0
@@ -261,6 +270,10 @@ class Cluster:
         if self.spec.machines.engine_mtbf_h:
             lasts_s = self._chance.expovariate(1 / (3600 * self.spec.machines.engine_mtbf_h))
             self.clock.after(lasts_s, self._lose_engine, name)
+
+    def _engine_span(self, name: str, what: str, start_s: float, end_s: float, steps: float, tokens: float) -> None:
+        assert self._observer is not None
+        self._observer(name, what, start_s, end_s, tokens=round(tokens), steps=round(steps, 3))
 
     def _lose_engine(self, name: str) -> None:
         self.engines[name].die()

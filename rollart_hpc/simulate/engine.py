@@ -82,8 +82,9 @@ class SimEngine:
         max_prefill: int,
         on_done: Callable[[Request], None],
         keeps_prefix: bool = True,
-        on_span: Callable[[str, float, float], None] | None = None,
+        on_span: Callable[[str, float, float, float, float], None] | None = None,
     ) -> None:
+        """`on_span` gets what was done, from when to when, in how many iterations, and for how many tokens."""
         self.spent = Spent()
         self.version = -1  # of the weights
         self._clock, self._pace, self._on_done, self._on_span = clock, pace, on_done, on_span
@@ -193,7 +194,7 @@ class SimEngine:
         self.spent.decode_tokens += tokens
         self.spent.decode_s += seconds
         if self._on_span is not None and seconds > 0:
-            self._on_span("decode", self._since_s, self._clock.now)
+            self._on_span("decode", self._since_s, self._clock.now, iterations, tokens)
         self._since_s = self._clock.now
 
     def _seconds_of(self, iterations: float) -> float:
@@ -270,7 +271,7 @@ class SimEngine:
         self.spent.prefill_tokens += chunk
         self.spent.decode_tokens += self._num_decoding
         if self._on_span is not None:
-            self._on_span("prefill", self._since_s, self._clock.now)
+            self._on_span("prefill", self._since_s, self._clock.now, 1, chunk)
         self._token += 1
         self._kv += self._num_decoding
         done = [request for request in self._prefilled(chunk) if not self._begin_decoding(request)]

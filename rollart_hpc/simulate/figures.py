@@ -94,12 +94,12 @@ def simulate(
 
 
 def measure(cluster: Cluster, mode: str, seed: int, steps: int, warm_up: int) -> Outcome:
-    with _no_garbage():
+    with no_garbage():
         return _measure(cluster, mode, seed, steps, warm_up)
 
 
 @contextmanager
-def _no_garbage() -> Iterator[None]:
+def no_garbage() -> Iterator[None]:
     """The core leaves no reference cycles behind, and looking for them takes a tenth of the time."""
     gc.collect()
     gc.freeze()

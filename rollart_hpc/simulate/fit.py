@@ -91,7 +91,7 @@ def _profile(name: str, seen: Seen, status: TaskStatus, ran: TaskConfig) -> Task
     turns = [float(len(each)) for each in seen.steps_s.values()]
     steps_s = [seconds for each in seen.steps_s.values() for seconds in each]
     injected = ran.trouble.turn_latency.mean_s
-    own_s = [max(0.0, seconds - injected) for seconds in steps_s] if not injected else []
+    own_s = fmean(steps_s) - injected if steps_s else 0.0
     answer = status.decode_tokens / status.turns
     prompt = status.prefill_tokens / status.turns
     mean_turns = fmean(turns) if turns else 1.0
@@ -101,7 +101,7 @@ def _profile(name: str, seen: Seen, status: TaskStatus, ran: TaskConfig) -> Task
         observation=Law(max(1.0, prompt * (1 - _PROMPT_SHARE) * mean_turns / max(1.0, mean_turns - 1))),
         answer=Law(max(1.0, answer), _ANSWER_CV, high=ran.max_response_tokens),
         reset=measured(seen.resets_s) if seen.resets_s else Law(0.0),
-        step=measured(own_s) if own_s else Law(0.002),
+        step=Law(max(0.0, own_s), 0.5) if injected or not steps_s else measured(steps_s),
         score=measured(seen.scores_s) if seen.scores_s else Law(0.0),
         success=status.success if status.success is not None else 0.5,
         sources={"turns, latencies, tokens": f"measured in {name}"},
@@ -122,10 +122,11 @@ def _machines(run: RunDir, status: Status, spans: list[Span]) -> Machines:
     trained_s = _seconds(spans, "trainer-0", "train")
     installs_s = _seconds(spans, "engine-", "weights")
     published_s = _seconds(spans, "trainer-0", "weights")
+    received_s = _seconds(spans, "relay-", "weights.receive")
     return Machines(
         train_fixed_s=fmean(published_s) if published_s else 0.0,
         install_s=fmean(installs_s) if installs_s else 1e-3,
-        push_s=1e-3,
+        push_s=fmean(received_s) if received_s else 1e-3,
         paces=paces,
         train_token_s=sum(trained_s) / max(1, tokens) if steps else 0.0,
     )

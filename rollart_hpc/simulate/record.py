@@ -6,6 +6,7 @@ Times are virtual. Rewards and successes are not simulated, so the lines have no
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rollart_hpc.config.resolved import write_resolved
 from rollart_hpc.config.schema import RunConfig
@@ -27,13 +28,13 @@ class Recorder:
         self._attempt = self.run.begin_attempt()
         self._tracers: dict[str, Tracer] = {}
 
-    def span(self, process: str, name: str, start_s: float, end_s: float) -> None:
+    def span(self, process: str, name: str, start_s: float, end_s: float, **args: Any) -> None:
         tracer = self._tracers.get(process)
         if tracer is None:
             path = self.run.trace_part(self._attempt, process)
             self._tracers[process] = tracer = Tracer(path, process, self.config.observe.trace_bytes)
             tracer.set_offset(0.0)
-        tracer.span(name, start_s, end_s)
+        tracer.span(name, start_s, end_s, **args)
 
     def finish(self, cluster: Cluster) -> None:
         write_resolved(self.run.config, self.config)

@@ -4,14 +4,14 @@ A trainer at version n runs the step n -> n+1:
 
     accumulate(groups)   any number of times, as groups arrive: forward, backward, sum gradients; may hold some back
     step()               train what is held back, divide once by the step's total, clip, update: version n+1
-    export()             the new weights, tensor by tensor
+    export()             the weights, tensor by tensor
 
 With several ranks, every rank makes the same calls with the same groups and trains its share of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -23,6 +23,9 @@ from rollart_hpc.types import TokenRecord, TrainGroup
 
 if TYPE_CHECKING:
     import torch
+
+
+Keep = Callable[[Iterable[tuple[str, "torch.Tensor"]]], str]  # takes weights, returns their digest
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,11 @@ class Trainer(Protocol):
     def discard(self) -> None:
         """Discard everything accumulated or held back since the last step."""
 
-    def step(self) -> StepResult:
-        """Train what is held back, divide once, clip, update, increment the version."""
+    def step(self, keep: Keep | None = None) -> StepResult:
+        """Train what is held back, divide once, clip, update, increment the version.
+
+        `keep`, on rank 0: gets the new weights as from `export`, so that they are gathered once for digest and copy.
+        """
 
     def logprobs(self, records: list[TokenRecord]) -> list[NDArray[np.float32]]:
         """Log-prob of every sampled token under the current weights; 0 for all other tokens."""

@@ -9,12 +9,12 @@ The copy is complete before the next step can change the weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
-from rollart_hpc.errors import SiteError
 from rollart_hpc.types import WeightsId
+from rollart_hpc.weights.digest import digest
 from rollart_hpc.weights.direct import DirectSource
 from rollart_hpc.weights.store import NodeStore
 from rollart_hpc.wire.messages import Message, TransferFailed, TransferOffer
@@ -24,9 +24,14 @@ Named = Iterable[tuple[str, torch.Tensor]]
 _KEEP_VERSIONS = 3  # the relay keeps fewer; this limits shared memory while no relay runs
 
 
+class Copied(NamedTuple):
+    num_bytes: int
+    digest: str
+
+
 class Publisher(Protocol):
-    def publish(self, weights_id: WeightsId, named: Named, digest: str) -> int:
-        """Copy the weights; returns their bytes."""
+    def publish(self, weights_id: WeightsId, named: Named) -> Copied:
+        """Copy the weights."""
 
     def offer(self, offer: TransferOffer) -> None:
         """The controller asks to send the weights."""
@@ -40,12 +45,10 @@ class Staged:
         self._store = store
         self._bucket_bytes = bucket_bytes
 
-    def publish(self, weights_id: WeightsId, named: Named, digest: str) -> int:
+    def publish(self, weights_id: WeightsId, named: Named) -> Copied:
         manifest = self._store.write(weights_id, named, self._bucket_bytes)
-        if manifest.digest != digest:
-            raise SiteError(f"weights {weights_id} changed while they were published", "report this as a bug")
         self._store.prune(_KEEP_VERSIONS)
-        return sum(bucket.num_bytes for bucket in manifest.buckets)
+        return Copied(manifest.num_bytes, manifest.digest)
 
     def offer(self, offer: TransferOffer) -> None:
         raise AssertionError("staged weights are sent by relays")
@@ -61,11 +64,11 @@ class Direct:
         self._weights_id: WeightsId | None = None
         self._snapshot: dict[str, torch.Tensor] = {}
 
-    def publish(self, weights_id: WeightsId, named: Named, digest: str) -> int:
+    def publish(self, weights_id: WeightsId, named: Named) -> Copied:
         self._snapshot = {}  # frees the old copy before making the new one, unless it is still being sent
         self._snapshot = {name: tensor.detach().to("cpu", copy=True) for name, tensor in named}
         self._weights_id = weights_id
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._snapshot.values())
+        return Copied(sum(tensor.nbytes for tensor in self._snapshot.values()), digest(self._snapshot.items()))
 
     def offer(self, offer: TransferOffer) -> None:
         wanted = WeightsId(offer.attempt, offer.version)

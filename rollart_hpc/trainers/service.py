@@ -4,6 +4,8 @@
     rank 0: the controller     Chunk, Save, PublishAgain, TransferOffer, Stop
     ranks 1..: rank 0          the same Chunk, Save or Stop, passed on as raw bytes
 
+The new weights of a step are gathered once: while they are copied for others, their digest is computed.
+
 One step on rank 0:  BatchWanted -> Chunk* -> accumulate -> step -> Committed -> Published -> BatchWanted.
 Rank 0 merges the chunks that arrived while it was busy, and trains them after it has handled all other messages. All
 ranks handle the same messages in the same order. `Leader` is what only rank 0 does.
@@ -19,8 +21,8 @@ from rollart_hpc.errors import SiteError
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.rundir import TRAINER_PART
 from rollart_hpc.trainers.chunks import Inbox, groups_of
-from rollart_hpc.trainers.contract import StepResult, Trainer
-from rollart_hpc.trainers.publish import Publisher
+from rollart_hpc.trainers.contract import Keep, StepResult, Trainer
+from rollart_hpc.trainers.publish import Named, Publisher
 from rollart_hpc.trainers.recording import Recorder
 from rollart_hpc.trainers.speed import gpu_name, speed
 from rollart_hpc.trainers.world import World
@@ -55,7 +57,7 @@ class Steps:
         self._recorder = recorder
         self._is_under_way = False
 
-    def take(self, chunk: Chunk, frames: list[Frame]) -> StepResult | None:
+    def take(self, chunk: Chunk, frames: list[Frame], keep: Keep | None = None) -> StepResult | None:
         """Accumulate a chunk. The first chunk starts the step, or restarts it; the last chunk ends it."""
         if chunk.index == 0 and self._is_under_way:
             log.info("step %d restarts from its first chunk", chunk.step)
@@ -65,7 +67,7 @@ class Steps:
             self._recorder.take(groups, starts=chunk.index == 0)
         self._trainer.accumulate(groups, last=chunk.last)
         self._is_under_way = not chunk.last
-        return self._trainer.step() if chunk.last else None
+        return self._trainer.step(keep) if chunk.last else None
 
 
 class Follower:
@@ -82,8 +84,7 @@ class Follower:
             header, *frames = self._world.broadcast()
             match messages.decode(header):
                 case Chunk() as chunk:
-                    if self._steps.take(chunk, frames) is not None:
-                        self._export()
+                    self._steps.take(chunk, frames)
                 case PublishAgain():
                     self._export()
                 case Save() as save:
@@ -193,16 +194,29 @@ class Leader:
         chunk, frames = part
         start_s = time.monotonic()
         self._pass_on(chunk, frames)
-        result = self._steps.take(chunk, frames)
+        published: list[Published] = []
+
+        def keep(named: Named) -> str:
+            self._end_of_training(chunk, start_s)
+            sent, digest = self._copy(named)
+            published.append(sent)
+            return digest
+
+        result = self._steps.take(chunk, frames, keep)
+        if result is None:
+            self._end_of_training(chunk, start_s)
+            return
+        self._commit(chunk.step, result)
+        for sent in published:
+            self._link.send(sent)
+        self._want_batch()
+        if self._recorder is not None:  # while nobody waits for this
+            self._recorder.trained(chunk.step)
+
+    def _end_of_training(self, chunk: Chunk, start_s: float) -> None:
         end_s = time.monotonic()
         self._train_s += end_s - start_s
         self._tracer.span("train", start_s, end_s, step=chunk.step, chunk=chunk.index, items=len(chunk.items))
-        if result is not None:
-            self._commit(chunk.step, result)
-            self._publish()
-            self._want_batch()
-            if self._recorder is not None:  # while nobody waits for this
-                self._recorder.trained(chunk.step)
 
     def _commit(self, step: int, result: StepResult) -> None:
         message = Committed(
@@ -222,12 +236,19 @@ class Leader:
         return speed(result.metrics, self._train_s, self._world.size, peak_bytes=result.peak_bytes, gpu=gpu)
 
     def _publish(self) -> None:
+        sent, digest = self._copy(self._trainer.export())
+        if digest != self._trainer.digest:
+            raise SiteError(f"weights {self._trainer.version} changed since their step", "report this as a bug")
+        self._link.send(sent)
+
+    def _copy(self, named: Named) -> tuple[Published, str]:
+        """Copy the weights for others: what to tell the controller, and their digest."""
         start_s = time.monotonic()
         weights_id = WeightsId(self._attempt, self._trainer.version)
-        num_bytes = self._publisher.publish(weights_id, self._trainer.export(), self._trainer.digest)
+        num_bytes, digest = self._publisher.publish(weights_id, named)
         end_s = time.monotonic()
         self._tracer.span("weights", start_s, end_s, version=weights_id.version, bytes=num_bytes)
-        self._link.send(Published(*weights_id, num_bytes, end_s - start_s))
+        return Published(*weights_id, num_bytes, end_s - start_s), digest
 
     def _publish_again(self, wanted: PublishAgain) -> None:
         """All copies of this version are lost or bad. Between two chunks the weights are still unchanged."""

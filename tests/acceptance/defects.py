@@ -30,8 +30,6 @@ DRIVEN = (
            "self.watch.has_others(worker.role) and self.streaks", "False and self.streaks"),
     Mutant("the first env worker after a start is a witness", "core", "flow/watch.py",
            "(expected > 1 and self._now < since_s + OTHERS_S)", "False"),
-    Mutant("after a jump of the clock the only env worker is a witness", "core", "flow/watch.py",
-           "max(self._alone_s.get(role, 0.0), self._seeing_s)", "self._alone_s.get(role, 0.0)"),
     Mutant("one failed save ends the run", "core", CORE,
            "if self.failed_saves >= self.rules.save_tries:", "if True:"),
     Mutant("a step that always raises is not quarantined", "core", CORE,
@@ -46,8 +44,6 @@ DRIVEN = (
            "if sampled.size and sampled.min() < trajectory.first_version:", "if False:"),
     Mutant("a turn with a torn frame", "controller", CHECKS,
            "if len(frames) != 1 or len(frames[0]) & 3:", "if False:"),
-    Mutant("a prefix that is always missing", "controller", CHECKS,
-           "if not m.full and self._payloads.asked_again.get(m.trajectory) == (m.issue, m.turn):", "if False:"),
     Mutant("names of any length", "controller", "wire/messages.py",
            "Name = Annotated[str, Meta(max_length=255)]", "Name = str"),
     Mutant("a trainer joins as an attempt that nobody announced", "controller", CHECKS,
@@ -77,15 +73,22 @@ DRIVEN = (
 
 ASIDE, CRASHES = "tests/flow/test_core_aside.py::", "tests/roles/test_checkpoint_crashes.py::"
 TESTED = (
+    Mutant("a prefix that is always missing", "tests/roles/test_checks.py::test_a_turn_that_stays_without_its_tokens_"
+           "fails_the_trajectory", CHECKS,
+           "if not m.full and self._payloads.asked_again.get(m.trajectory) == (m.issue, m.turn):", "if False:"),
     Mutant("a step that was not asked for is committed", "tests/roles/test_checks.py::test_a_step_that_was_not_asked_"
            "for_can_not_enter_the_ledger", CHECKS,
            "if m.version != core.version + 1 or m.step != core.version or not core.batches.is_closed:", "if False:"),
-    Mutant("strangers keep their connections", "tests/wire/test_flood.py", "wire/hub.py",
-           "router.handshake_ivl = HANDSHAKE_MS", "router.handshake_ivl = 0"),
-    Mutant("no reserve of descriptors", "tests/wire/test_flood.py", "wire/gate.py",
-           "descriptors.add_relief(self.shut)", "pass"),
     Mutant("the main loop's age in heartbeats is ignored", ASIDE + "test_a_blocked_main_loop_is_noticed_if_others_wait"
            "_for_it", CORE, "elif self.watch.is_stuck(worker, event.age_s):", "elif False:"),
+    Mutant("after a jump of the clock the only env worker is a witness", ASIDE + "test_a_clock_that_jumps_makes_the_"
+           "only_env_worker_no_witness", "flow/watch.py",
+           "max(self._alone_s.get(role, 0.0), self._seeing_s)", "self._alone_s.get(role, 0.0)"),
+    Mutant("an answer about older weights pays for newer ones", ASIDE + "test_an_answer_about_older_weights_does_not_"
+           "pay_for_newer_ones", "flow/publish.py", "if self._is_older(worker, weights, epoch):", "if False:"),
+    Mutant("a trainer has a bad copy of the weights, as if it were a relay",
+           "tests/roles/test_checks.py::test_only_a_relay_can_have_a_bad_copy", CORE,
+           'is not None and worker.role == "relay":', "is not None:"),
     Mutant("no way back from quarantine", ASIDE + "test_a_quarantined_task_is_tried_again_and_the_pause_doubles",
            "flow/admission.py", "if now >= due_s]:", "if False]:"),
     Mutant("updates are skipped for ever", ASIDE + "test_skipped_updates_are_counted_and_told_and_end_the_run_if_they_"
@@ -116,4 +119,8 @@ TESTED = (
            "if isinstance(success, str | bytes) or success is None:", "if False:"),
     Mutant("an agent whose connection broke uses up a restart", "tests/launch/slurm/test_agent_steps.py",
            "launch/slurm/agent_steps.py", "            self._budget.give_back(host)\n", "            pass\n"),
+    Mutant("strangers keep their connections", "tests/wire/test_flood.py", "wire/hub.py",
+           "router.handshake_ivl = HANDSHAKE_MS", "router.handshake_ivl = 0"),
+    Mutant("no reserve of descriptors", "tests/wire/test_flood.py", "wire/gate.py",
+           "self._most = hard - min(hard // 4, queue + OWN_FILES)", "self._most = hard"),
 )  # fmt: skip

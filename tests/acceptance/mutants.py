@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,25 +27,35 @@ from tests.acceptance.drive import ROOT
 from tests.acceptance.reliability import store
 
 FUZZ_STEP = 1000
-COPIED = ("rollart_hpc", "tests", "configs", "pyproject.toml", "setup.cfg")
+COPIED = ("rollart_hpc", "tests", "configs", "slurm", "pyproject.toml", "setup.cfg")
 
 
-def mutants() -> bool:
+def mutants(cores: int = 1) -> bool:
     driven: list[dict[str, Any]] = []
     tested: list[dict[str, Any]] = []
-    for mutant in DRIVEN:
-        number = until_caught(mutant)
-        driven.append({"defect": mutant.defect, "world": mutant.by, "seeds": number, "within": WITHIN[mutant.by]})
-        store("mutants", {"driven": driven, "tested": tested})
+    with ThreadPoolExecutor(cores) as pool:
+        rows = pool.map(_put_back, (*DRIVEN, *TESTED))
+        for mutant, row in zip((*DRIVEN, *TESTED), rows, strict=True):
+            (driven if mutant.by in WITHIN else tested).append(row)
+            store("mutants", {"driven": driven, "tested": tested})
     with copied() as directory:
-        passes = not failing(directory, sorted({mutant.by for mutant in TESTED}))
-    for mutant in TESTED:
-        with copied(mutant) as directory:
-            fails = failing(directory, [mutant.by])
-        print(f"{mutant.defect}: {', '.join(fails) or 'NOT NOTICED'}", flush=True)
-        tested.append({"defect": mutant.defect, "test": mutant.by, "fails": fails})
-        store("mutants", {"driven": driven, "tested": tested})
-    return passes and all(row["seeds"] for row in driven) and all(row["fails"] for row in tested)
+        failed = failing(directory, sorted({mutant.by for mutant in TESTED}))
+    print(f"without a defect: {', '.join(failed) or 'all tests pass'}", flush=True)
+    return not failed and all(row["seeds"] for row in driven) and all(row["fails"] for row in tested)
+
+
+def _put_back(mutant: Mutant) -> dict[str, Any]:
+    if mutant.by not in WITHIN:
+        return _tested(mutant)
+    limit = WITHIN[mutant.by]
+    return {"defect": mutant.defect, "world": mutant.by, "seeds": until_caught(mutant), "within": limit}
+
+
+def _tested(mutant: Mutant) -> dict[str, Any]:
+    with copied(mutant) as directory:
+        fails = failing(directory, [mutant.by])
+    print(f"{mutant.defect}: {', '.join(fails) or 'NOT NOTICED'}", flush=True)
+    return {"defect": mutant.defect, "test": mutant.by, "fails": fails}
 
 
 @contextmanager
@@ -54,7 +65,7 @@ def copied(mutant: Mutant | None = None) -> Iterator[Path]:
         for name in COPIED:
             source, target = ROOT / name, Path(directory) / name
             if source.is_dir():
-                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(source, target)  # with what is compiled
             else:
                 shutil.copy(source, target)
         if mutant is not None:

@@ -129,6 +129,30 @@ def test_a_relay_that_does_not_answer_is_set_aside_and_replaced():
     assert [c.worker for c in scene.take(ev.Replace)] == ["relay"]
 
 
+def test_an_answer_about_older_weights_does_not_pay_for_newer_ones():
+    """A relay that hung after it had told of its last copy was asked for the next one for ever."""
+    scene = Scene(direct=False, install_s=100, steps=100)
+    clock = Clock(scene)
+    scene.do(ev.Joined("relay", "relay"))
+    scene.do(ev.Held("relay", WeightsId(1, 0)))
+    scene.core.version = 1
+    scene.do(ev.Published(WeightsId(1, 1)), ev.Held("relay", WeightsId(1, 0)))
+    clock.wait(140)
+    assert "relay" in warnings(scene, EventKind.WORKER_ASIDE)
+
+
+def test_a_late_answer_of_an_earlier_install_does_not_pay_for_the_running_one():
+    scene = Scene(direct=False, install_s=100, steps=100, engines=TWO)
+    clock = Clock(scene)
+    scene.do(ev.Joined("relay", "relay"), ev.Held("relay", WeightsId(1, 0)), ev.Installed("e0", WeightsId(1, 0)))
+    scene.core.version = 1
+    scene.do(ev.Published(WeightsId(1, 1)), ev.Held("relay", WeightsId(1, 1)))
+    assert {c.engine for c in scene.take(ev.Install) if c.weights.version == 1} >= {"e0"}
+    scene.do(ev.InstallFailed("e0", WeightsId(1, 0)))
+    clock.wait(140)
+    assert "e0" in warnings(scene, EventKind.WORKER_ASIDE)
+
+
 # --- env workers -----------------------------------------------------------------------------------
 
 

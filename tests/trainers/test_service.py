@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 from rollart_hpc.errors import SiteError
 from rollart_hpc.observe.trace import Tracer
 from rollart_hpc.trainers.chunks import Inbox, groups_of
-from rollart_hpc.trainers.contract import StepResult
+from rollart_hpc.trainers.contract import Keep, StepResult
+from rollart_hpc.trainers.publish import Copied
 from rollart_hpc.trainers.service import Follower, Leader
 from rollart_hpc.trainers.world import World
 from rollart_hpc.types import Frame, TokenRecord, TrainGroup, WeightsId
@@ -63,11 +64,13 @@ class FakeTrainer:
     def discard(self) -> None:
         self.deeds.append("discard")
 
-    def step(self) -> StepResult:
+    def step(self, keep: Keep | None = None) -> StepResult:
         assert self.was_last, "the trainer was told that nothing more comes"
         self.deeds.append("step")
         self.version += 1
         parent, self.digest = self.digest, f"d{self.version}"
+        if keep is not None:
+            assert keep(self.export()) == self.digest
         return StepResult(self.version, parent, self.digest, {"loss": 0.5})
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -84,9 +87,9 @@ class FakePublisher:
         self.offers: list[TransferOffer] = []
         self.published: list[WeightsId] = []
 
-    def publish(self, weights_id: WeightsId, named: Iterator[tuple[str, torch.Tensor]], digest: str) -> int:
+    def publish(self, weights_id: WeightsId, named: Iterable[tuple[str, torch.Tensor]]) -> Copied:
         self.published.append(weights_id)
-        return sum(tensor.numel() for _, tensor in named)
+        return Copied(sum(tensor.numel() for _, tensor in named), f"d{weights_id.version}")
 
     def offer(self, offer: TransferOffer) -> None:
         self.offers.append(offer)

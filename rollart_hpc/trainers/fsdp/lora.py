@@ -107,18 +107,24 @@ def base_name(name: str) -> str:
     return name.replace(_BASE, ".")
 
 
-def merged(model: PreTrainedModel, named: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """`named`: all tensors of the model. Yields full tensors with the base model's names."""
+def merged(
+    model: PreTrainedModel, named: Iterator[tuple[str, torch.Tensor]], dtype: torch.dtype
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """`named`: all tensors of the model. Yields full tensors with the base model's names, in this type.
+
+    Ranks convert their parts before they gather them, which moves half the bytes; only merging needs float32.
+    """
     layers = adapted(model)
     for name, tensor in named:
         if is_adapter(name):
             continue
-        full = full_tensor(tensor)
         layer_name, is_base, kind = name.rpartition(_BASE)
         if is_base and kind == "weight":
             layer = layers[layer_name]
             low = full_tensor(layer.lora_B[ADAPTER].weight) @ full_tensor(layer.lora_A[ADAPTER].weight)
-            full = full + low * layer.scaling[ADAPTER]
+            full = (full_tensor(tensor) + low * layer.scaling[ADAPTER]).to(dtype)
+        else:
+            full = full_tensor(tensor.detach().to(dtype) if tensor.is_floating_point() else tensor)
         yield (f"{layer_name}.{kind}" if is_base else name), full
 
 

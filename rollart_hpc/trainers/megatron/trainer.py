@@ -24,7 +24,6 @@ from rollart_hpc.trainers.megatron.backend import sizes_of
 from rollart_hpc.trainers.packing import MicroBatch
 from rollart_hpc.trainers.step import StepTrainer
 from rollart_hpc.trainers.world import World
-from rollart_hpc.weights.digest import digest
 
 
 def make_trainer(config: RunConfig, model_dir: Path, world: World) -> MegatronTrainer:
@@ -152,12 +151,6 @@ class MegatronTrainer(StepTrainer):
         from rollart_hpc.trainers.megatron import exchange
 
         return exchange.gathered(dict(self._model.module.named_parameters()), self._table, self._coordinates)
-
-    def _weights_digest(self) -> str:
-        """Rank 0 has the weights and broadcasts their digest."""
-        mine = digest(self.export())
-        (told,) = self._world.broadcast([mine.encode()] if self._world.rank == 0 else None)
-        return bytes(told).decode()
 
     def _chosen_logprobs(self, micros: list[MicroBatch]) -> list[torch.Tensor]:
         found = self._logprobs_of(self._model, micros)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ ADAPTERS = {"trainer__lora__rank": 3, "trainer__activation_checkpointing": True}
 RANKS = 4
 
 
-def run(ranks: int, tmp_path: Path, **job: Any) -> list[dict[str, Any]]:
+def run(
+    ranks: int, tmp_path: Path, main: Callable[[dict[str, Any], int], None] = main, **job: Any
+) -> list[dict[str, Any]]:
     job |= {"ranks": ranks, "out": str(tmp_path / "out"), "rendezvous": str(tmp_path / "rendezvous")}
     processes = [server.Process(target=main, args=(job, rank)) for rank in range(ranks)]
     try:
