@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rollart_hpc.launch.memory import trainer_parts
+from rollart_hpc.estimate.memory import trainer_parts
 from safetensors.torch import load_file
 
 from rollart_hpc.config.load import load
