@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rollart_hpc.estimate.memory import trainer_parts
 from safetensors.torch import load_file
 
 from rollart_hpc.config.load import load
 from rollart_hpc.config.model_shape import ModelShape
+from rollart_hpc.estimate.memory import trainer_parts
 from rollart_hpc.launch.fit import trainer_size
 from tests.acceptance.drive import ROOT, rollart, table, write_page
 from tests.processes import server
