@@ -145,6 +145,7 @@ class Publisher:
             return
         self.paid(transfer.source)
         rank, size = 1, self._size(transfer.targets)
+        transfer.open.update(transfer.targets)  # all answer now, also one whose late answer to an earlier ask came
         for name in transfer.targets:
             target = self.workers[name]
             if self.rules.direct:

@@ -161,10 +161,13 @@ class Controlled:
         if not proc.is_up or self.ended or name == "supervisor" or not self.procs["supervisor"].is_up:
             return
         proc.is_up = False
-        self.arrive(self.procs["supervisor"], ms.Exited(name, str(proc.life), -9), [])
+        supervisor = self.procs["supervisor"]
+        if supervisor.name not in self.controller.members.alive:  # it says hello, and its last attempt, again
+            self.reconnect(supervisor, supervisor.life)
+        self.arrive(supervisor, ms.Exited(name, str(proc.life), -9), [])
         if proc.role == "trainer":
             self.serving += 1
-            self.arrive(self.procs["supervisor"], ms.TrainerAttempt(self.serving), [])
+            self.arrive(supervisor, ms.TrainerAttempt(self.serving), [])
         self.after(back_after_s, lambda at=self.attempt: self.start(proc, at))
 
     def reconnect(self, proc: Proc, life: int) -> None:

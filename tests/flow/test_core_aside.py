@@ -153,6 +153,18 @@ def test_a_late_answer_of_an_earlier_install_does_not_pay_for_the_running_one():
     assert "e0" in warnings(scene, EventKind.WORKER_ASIDE)
 
 
+def test_a_late_answer_before_a_direct_transfer_begins_does_not_lose_the_engine_in_it():
+    """The transfer ended without it; its failure was then nobody's, and it counted as installing for ever."""
+    scene = Scene(engines=TWO, steps=100)
+    weights = WeightsId(1, 1)
+    scene.core.version = 1
+    scene.do(ev.Published(weights))
+    offer = scene.take(ev.OfferTransfer)[-1]
+    scene.do(ev.Installed("e0", weights), ev.TransferReady(offer.epoch), ev.Installed("e1", weights))
+    scene.do(ev.TransferFailed(offer.epoch, "e0"))
+    assert scene.core.workers["e0"].installing is None
+
+
 # --- env workers -----------------------------------------------------------------------------------
 
 
