@@ -81,6 +81,8 @@ class Sample:
     turn_rewards: list[float] = field(default_factory=list)  # of its trajectory; [] = all of `reward` at its end
     advantages: NDArray[np.float32] | None = None  # None: 0 everywhere
     is_left_out: bool = False  # not trained on, but counted
+    values: NDArray[np.float32] | None = None  # of a critic, for the same tokens as `advantages`
+    returns: NDArray[np.float32] | None = None  # what it shall learn
 
 
 @dataclass(slots=True)

@@ -27,6 +27,8 @@ CAPABILITIES: dict[BackendRole, dict[str, str]] = {
         "lora": "trainer.lora.rank",
         "activation_checkpointing": "trainer.activation_checkpointing",
         "deterministic": "deterministic",
+        "critic": "algorithm.estimator: gae",
+        "kl_refresh": "algorithm.kl_refresh",
     },
 }
 _KIND = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")

@@ -63,6 +63,12 @@ def _combined(algorithm: AlgorithmConfig, found: list[tuple[Use, Entry]]) -> Ite
         )
 
 
+def needs_critic(algorithm: AlgorithmConfig) -> bool:
+    return find(Part.ESTIMATOR, algorithm.estimator).needs_values
+
+
 def batch_scoped(algorithm: AlgorithmConfig) -> list[str]:
     """The keys that name a part which needs the whole batch."""
-    return [use.key for use in uses(algorithm) if find(use.part, use.name).scope is Scope.BATCH]
+    entries = [(use.key, find(use.part, use.name)) for use in uses(algorithm)]
+    found = [key for key, entry in entries if entry.scope is Scope.BATCH or entry.needs_values]
+    return found + [f"algorithm.{name}" for name in ("updates", "epochs") if getattr(algorithm, name) > 1]

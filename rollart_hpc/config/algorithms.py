@@ -73,6 +73,7 @@ class Entry:
     stage: Stage = Stage.REWARDS  # shapings
     unit: Unit = Unit.SAMPLES  # aggregations
     weighs: bool = False  # corrections: importance weights, which a ratio to behaviour log-probs would count twice
+    needs_values: bool = False  # estimators: those of a critic, so the run trains one
     is_ready_made: bool = True
 
 
@@ -116,11 +117,9 @@ def find(part: Part, name: str) -> Entry:
         ways = "or your own as module:function (docs/algorithms.md)"
         raise UserError(f"there is no {part} {name!r}", f"{nearest(name, list(known))}; {ways}")
     function = resolve(name)
+    kinds = {"scope": Scope, "stage": Stage, "unit": Unit, "weighs": bool, "needs_values": bool}
     try:
-        words = {
-            word: getattr(function, word) for word in ("scope", "stage", "unit", "weighs") if hasattr(function, word)
-        }
-        kinds = {"scope": Scope, "stage": Stage, "unit": Unit, "weighs": bool}
+        words = {word: getattr(function, word) for word in kinds if hasattr(function, word)}
         return Entry(part, name, function, is_ready_made=False, **{w: kinds[w](v) for w, v in words.items()})
     except ValueError as error:
         raise UserError(f"{name}: {error}", "docs/algorithms.md lists the attributes and their values") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
@@ -106,6 +107,11 @@ def _trainer_asks(config: RunConfig) -> Iterator[tuple[str, str, str]]:
         yield "activation_checkpointing", "trainer.activation_checkpointing", "true"
     if config.deterministic:
         yield "deterministic", "deterministic", "true"
+    if config.algorithm.kl_refresh:
+        yield "kl_refresh", "algorithm.kl_refresh", str(config.algorithm.kl_refresh)
+    with suppress(UserError):  # an estimator that does not exist is told elsewhere
+        if config.algorithm.needs_critic:
+            yield "critic", "algorithm.estimator", config.algorithm.estimator
 
 
 def _use_another(role: BackendRole, capability: str) -> str:

@@ -42,13 +42,28 @@ TABLE = (
     ),
     Idle(
         ("algorithm.loss_params.clip_low", "algorithm.loss_params.clip_high", "algorithm.loss_params.dual_clip"),
-        lambda run, _: run.algorithm.decoupled,
+        lambda run, _: run.algorithm.decoupled and run.algorithm.updates * run.algorithm.epochs == 1,
         "with decoupled: true and one update per batch nothing is clipped",
     ),
     Idle(
-        ("algorithm.kl_estimator", "algorithm.kl_in"),
+        ("algorithm.kl_estimator", "algorithm.kl_in", "algorithm.kl_target", "algorithm.kl_refresh"),
         lambda run, _: run.algorithm.kl == 0,
         "algorithm.kl is 0, so there is no KL penalty",
+    ),
+    Idle(
+        ("algorithm.kl_weighted",),
+        lambda run, _: run.algorithm.kl == 0 or run.algorithm.kl_in == "reward",
+        "there is no KL in the loss",
+    ),
+    Idle(
+        ("algorithm.kl_horizon",),
+        lambda run, _: run.algorithm.kl_target == 0,
+        "algorithm.kl_target is 0, so the coefficient stays",
+    ),
+    Idle(
+        ("algorithm.critic.lr", "algorithm.critic.warmup_steps", "algorithm.critic.clip"),
+        lambda run, _: not run.algorithm.needs_critic,
+        "the estimator needs no critic",
     ),
     Idle(
         ("algorithm.estimator",),

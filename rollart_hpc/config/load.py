@@ -33,6 +33,7 @@ from rollart_hpc.config.locations import Locations, key_of
 from rollart_hpc.config.model_size import count_in
 from rollart_hpc.config.moved import moved, without_replaced
 from rollart_hpc.config.partial import of_their_own, without
+from rollart_hpc.config.recipe_trees import with_recipe, with_task_keys, without_dropped
 from rollart_hpc.config.rules import find_conflicts, find_model_problems, find_oddities
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.config.site import SiteConfig, find_site_conflicts
@@ -80,9 +81,10 @@ def load_all(
     site_name = str(site or said.get("site") or else_site)
     site_config, site_problems = _try_site(site_name)
     said["site"] = site_name
-    merged = _merge({"name": path.stem}, moved(site_config.defaults), said)
-    merged["tasks"] = dict(_load_tasks(merged.get("tasks"), path.parent, problems, task_locations))
-    tree = _interpolate(merged, problems)
+    merged = with_recipe(_merge({"name": path.stem}, moved(site_config.defaults), said), _merge, notes)
+    own = dict(_load_tasks(merged.get("tasks"), path.parent, problems, task_locations))
+    merged["tasks"] = with_task_keys(merged, own)
+    tree = _interpolate(without_dropped(merged), problems)
     config = _build(RunConfig, tree, problems)
     problems += find_code_problems(tree)
     absent = of_their_own(find_model_problems(config), problems)
@@ -135,7 +137,10 @@ def change(config: RunConfig, overrides: Sequence[str], source: str) -> tuple[Ru
     if isinstance(tasks, dict):
         new = {name: given for name, given in tasks.items() if name not in tree["tasks"]}
         said = {**said, "tasks": {**tasks, **dict(_load_tasks(new, Path.cwd(), problems, locations))}}
-    tree = _interpolate(_merge(without_replaced(tree, said), said), problems)
+    merged = _merge(without_replaced(tree, said), said)
+    if isinstance(said.get("algorithm"), dict) and said["algorithm"].get("recipe"):
+        merged = with_recipe(merged, _merge, [])
+    tree = _interpolate(without_dropped(merged), problems)
     changed = _build(RunConfig, tree, problems)
     problems += find_code_problems(tree)
     problems += of_their_own(find_conflicts(changed), problems)

@@ -34,10 +34,15 @@ def moved(tree: Tree, *, is_resolved: bool = False) -> Tree:
 
 
 def without_replaced(below: Tree, above: Tree) -> Tree:
-    """`below` without the parameters of an estimator, loss or aggregation that `above` replaces by another."""
+    """`below` without the parameters of an estimator, loss or aggregation that `above` replaces by another.
+
+    If `above` names a recipe, the whole section is replaced.
+    """
     section, new = below.get(_SECTION), above.get(_SECTION)
     if not isinstance(section, dict) or not isinstance(new, dict):
         return below
+    if new.get("recipe"):
+        return {key: value for key, value in below.items() if key != _SECTION}
     names = {f.name: f.default for f in fields(AlgorithmConfig) if f"{f.name}_params" in section}
     old = {name: section.get(name, default) for name, default in names.items()}
     gone = {f"{name}_params" for name in old if new.get(name, old[name]) != old[name]}

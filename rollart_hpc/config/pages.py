@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 
 from rollart_hpc.config.algorithms import Entry, Part, Scope, entries
 from rollart_hpc.config.modes import table
+from rollart_hpc.config.recipe_trees import shown
+from rollart_hpc.config.recipes import RECIPES, Recipe
 from rollart_hpc.config.reference import TASK_ROOT, File, Key, Section, keys_of, sections
 from rollart_hpc.vocabulary import DropReason, EventKind, ExitCode, RunState
 
@@ -76,7 +78,15 @@ def with_registries(page: str) -> str:
     for part in Part:
         lines = _rows(("name", "what it is", "parameters", "scope", "paper"), map(_entry, entries(part).values()))
         page = _with_table(page, part, "trainers/algorithms", lines)
-    return page
+    lines = _rows(("recipe", "what it is; when to take it", "keys", "paper"), map(_recipe, RECIPES.items()))
+    return _with_table(page, "recipe", "config/recipes.py", lines)
+
+
+def _recipe(named: tuple[str, Recipe]) -> tuple[str, ...]:
+    name, recipe = named
+    keys = [f"`{key}: {shown(value)}`" for key, value in recipe.algorithm.items()]
+    keys += [f"`tasks.NAME.{key}: {shown(value)}`" for key, value in recipe.task.items()]
+    return f"`{name}`", recipe.help, "<br>".join(keys), recipe.paper
 
 
 def _entry(entry: Entry) -> tuple[str, ...]:

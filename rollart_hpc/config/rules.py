@@ -25,6 +25,7 @@ def find_conflicts(config: RunConfig) -> list[str]:
     found = [*_name(config), *_tasks(config), *_deterministic(config), *_processes(config), *_pools(config)]
     found.extend(find_option_problems("job.sbatch", config.job.sbatch))
     found.extend([*_split(config), *find_backend_conflicts(config), *find_algorithm_conflicts(config.algorithm)])
+    found.extend([*_updates(config), *_reference(config)])
     for name, task in config.tasks.items():
         found.extend(f"tasks.{name}.{problem}" for problem in _task(config, task))
     return found
@@ -65,6 +66,20 @@ def _ignored(config: RunConfig, flow_was_set: Collection[str]) -> Iterator[str]:
 def _name(config: RunConfig) -> Iterator[str]:
     if not _NAME.fullmatch(config.name):
         yield f"name: {config.name!r} is not a legal name; use letters, digits, '.', '_' and '-'"
+
+
+def _updates(config: RunConfig) -> Iterator[str]:
+    updates, groups = config.algorithm.updates, config.flow.groups_per_step
+    if updates > groups:
+        yield f"algorithm.updates: {updates} mini-batches of {groups} groups; set it to {groups} or less"
+
+
+def _reference(config: RunConfig) -> Iterator[str]:
+    if config.algorithm.kl_refresh and config.trainer.lora.rank:
+        yield (
+            "algorithm.kl_refresh: with trainer.lora the reference is the base model under the adapters, which is "
+            "never refreshed; set it to 0"
+        )
 
 
 def _tasks(config: RunConfig) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rollart_hpc.config.fields import key, part
 from rollart_hpc.config.modes import PRESETS, Mode, fixed_alphas, modes_where
+from rollart_hpc.config.recipes import choices
 from rollart_hpc.config.schema_launch import LaunchConfig
 from rollart_hpc.config.schema_roles import (
     ControllerConfig,
@@ -132,9 +133,26 @@ class ValidationConfig:
 
 
 @dataclass
+class CriticConfig:
+    """It begins as the base model with an output of 0, whatever `trainer.lora` is."""
+
+    lr: float = key(0.0, "peak learning rate of the critic, with the trainer's schedule; 0 = trainer.lr", low=0)
+    warmup_steps: int = key(0, "first steps in which only the critic is trained", low=0)
+    clip: float = key(
+        0.5, "a value further than this from that before the step is not learnt any better; 0 = off", low=0
+    )
+
+
+@dataclass
 class AlgorithmConfig:
     """docs/algorithms.md lists the names and parameters of every part."""
 
+    recipe: str = key(
+        "",
+        "preset of this section by name; keys beside it go before it, and it drops what a `base`, or the run file if "
+        "it stands on the command line, says in this section",
+        choices=choices(),
+    )
     estimator: str = key("grpo", "how advantages are computed from rewards", rule=_OWN)
     estimator_params: dict[str, Any] = key({}, "parameters of the estimator, e.g. {normalise_std: false}")
     loss: str = key("ppo", "policy loss of a token", rule=_OWN)
@@ -150,6 +168,14 @@ class AlgorithmConfig:
         "empty = none, or with decoupled: true {token: {}}; {none: {}} = none",
         rule=f"{_OWN}; importance weights need decoupled: true",
     )
+    updates: int = key(
+        1,
+        "optimizer updates per pass: the groups of a step are dealt out to so many mini-batches; more than 1 needs the "
+        "whole batch, and one more forward pass for the log-probs before the first update",
+        low=1,
+        rule="at most flow.groups_per_step",
+    )
+    epochs: int = key(1, "passes over the groups of a step; more than 1 needs the whole batch", low=1)
     entropy: float = key(0.0, "coefficient of the entropy bonus; 0 = none", low=0)
     kl: float = key(0.0, "coefficient of the KL penalty to the base model; 0 = no reference model is loaded", low=0)
     kl_estimator: str = key("k3", "how the KL of a token is estimated", rule=_OWN)
@@ -161,6 +187,23 @@ class AlgorithmConfig:
             "reward": "subtracted from the advantage of the token and of those before it in its sample",
         },
     )
+    kl_weighted: bool = key(
+        False,
+        "multiply the KL of a token in the loss by the ratio of the loss; the gradient of k3 then is that of the "
+        "reverse KL, also off-policy",
+    )
+    kl_refresh: int = key(
+        0,
+        "steps after which the reference becomes a copy of the policy, again and again; 0 = it stays the base model",
+        low=0,
+        rule="0 with trainer.lora.rank",
+    )
+    kl_target: float = key(
+        0.0, "KL per token that the coefficient is adapted to after every step, starting from kl; 0 = kl stays", low=0
+    )
+    kl_horizon: int = key(
+        10000, "trajectories after which a KL far off its target has changed the coefficient by about 20%", low=1
+    )
     shaping: dict[str, Any] = key(
         {},
         "what is done to rewards, plays and advantages, by name in order, e.g. {overlong: {factor: 1}}",
@@ -168,6 +211,14 @@ class AlgorithmConfig:
     )
     aggregation: str = key("token_mean", "how token losses become the loss of a step", rule=_OWN)
     aggregation_params: dict[str, Any] = key({}, "parameters of the aggregation, e.g. {length: 4096} of constant")
+
+    critic: CriticConfig = part(CriticConfig, "the value model of estimators that need one (gae)")
+
+    @property
+    def needs_critic(self) -> bool:
+        from rollart_hpc.config.algorithm_rules import needs_critic  # late: it reads this module
+
+        return needs_critic(self)
 
     @property
     def needs_whole_batch(self) -> bool:

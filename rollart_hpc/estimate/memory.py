@@ -38,6 +38,7 @@ class TrainerSize:
     checkpointing: bool = False
     adapter_rank: int = 0  # of LoRA; 0: all weights are trained
     has_reference: bool = False
+    has_critic: bool = False  # all of its weights are trained
     sums_whole: bool = False  # gradients are summed before they are sharded
     tensor: int = 1
     pipeline: int = 1
@@ -69,6 +70,8 @@ def _sharded(shape: ModelShape, size: TrainerSize) -> Parts:
         "gradients": _FLOAT32 * trained * (size.shards if size.sums_whole and not is_plain else 1),
         "optimizer": 2 * _FLOAT32 * trained,
     }
+    if size.has_critic:
+        parts["critic"] = _FLOAT32 * own * (3 + (size.shards if size.sums_whole and not is_plain else 1))
     if size.on_host:
         parts = dict.fromkeys(parts, 0.0)
     kept = _kept(shape, size)

@@ -110,6 +110,7 @@ def trainer_size(config: RunConfig) -> TrainerSize | None:
         checkpointing=trainer.activation_checkpointing,
         adapter_rank=trainer.lora.rank,
         has_reference=config.algorithm.kl > 0 and not trainer.lora.rank,
+        has_critic=config.algorithm.needs_critic,
         sums_whole=config.deterministic or trainer.ranks == 1,
         tensor=tensor,
         pipeline=pipeline,

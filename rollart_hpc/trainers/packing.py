@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rollart_hpc.trainers.algorithms.plays import trainable, turn_starts
 from rollart_hpc.types import Sample
@@ -33,6 +34,9 @@ class MicroBatch:
     samples: torch.Tensor  # [sampled] number of the sample
     turns: torch.Tensor  # [sampled] number of the turn, over all samples
     num_turns: int
+    returns: torch.Tensor | None = None  # [sampled] what a critic learns, if there is one
+    values: torch.Tensor | None = None  # [sampled] what it said before the step
+    stored: torch.Tensor | None = None  # [sampled] log-probs before the first of several updates
 
     @property
     def num_sampled(self) -> int:
@@ -72,7 +76,14 @@ def pack(samples: Sequence[Sample], weights: Sequence[float], device: torch.devi
         samples=torch.from_numpy(np.repeat(np.arange(len(samples)), counts)).to(device),
         turns=torch.from_numpy(turns).to(device),
         num_turns=int(turns[-1]) + 1 if len(turns) else 0,
+        returns=_joined([sample.returns for sample in samples], device),
+        values=_joined([sample.values for sample in samples], device),
     )
+
+
+def _joined(parts: Sequence[NDArray[np.float32] | None], device: torch.device) -> torch.Tensor | None:
+    known = [part for part in parts if part is not None]
+    return torch.from_numpy(np.concatenate(known)).to(device) if len(known) == len(parts) else None
 
 
 def _empty(device: torch.device) -> MicroBatch:

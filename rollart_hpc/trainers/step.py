@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers import algorithms, packing
+from rollart_hpc.trainers.batches import Batch, Counts
 from rollart_hpc.trainers.checksums import Head
 from rollart_hpc.trainers.contract import Keep, StepResult
+from rollart_hpc.trainers.critic import Critic, explained_variance
 from rollart_hpc.trainers.flops import operations
 from rollart_hpc.trainers.merging import Balanced, InOrder, Waiting
 from rollart_hpc.trainers.packing import MicroBatch
@@ -61,8 +63,8 @@ class StepTrainer(ABC):
         self._planner = Planner(num_replicas, config.trainer.microbatch_tokens, self._operations.even_tokens)
         limits = {name: task.max_tokens for name, task in config.tasks.items()}
         self._objective = algorithms.Objective(config.algorithm, limits)
+        self._critic: Critic | None = None  # set by a backend that declares `critic`, if the algorithm needs one
         self._tallies = True  # False on all ranks of a replica but one
-        self._num_bins = 0  # micro-batches that all replicas trained since the last step
         self._clear()
         if config.deterministic:
             _use_deterministic_kernels()
@@ -91,6 +93,10 @@ class StepTrainer(ABC):
     @abstractmethod
     def _forget_gradients(self) -> None: ...
 
+    def _renew_reference(self) -> None:
+        """The reference gets the weights of the policy. Called only of a backend that declares `kl_refresh`."""
+        raise NotImplementedError
+
     @abstractmethod
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """See the contract."""
@@ -118,25 +124,31 @@ class StepTrainer(ABC):
         if self._config.algorithm.needs_whole_batch:
             self._held += groups
             return
-        self._take(groups)
+        self._fill(self._batch, self._with_advantages(groups))
         if not last:
-            self._train(self._waiting.ready())
+            self._train(self._batch.waiting.ready())
 
     def step(self, keep: Keep | None = None) -> StepResult:
-        self._take(self._held)
-        self._add_up()
-        tally, waiting = self._tally, self._waiting
+        algorithm, tally = self._config.algorithm, self._tally
+        held = self._with_advantages(self._held)
+        if algorithm.updates * algorithm.epochs == 1 and self._critic is None:
+            self._fill(self._batch, held)
+            batches = [self._batch]
+            self._add_up()
+            metrics = self._update(self._batch)
+        else:
+            batches = self._mini_batches(held)
+            metrics = self._train_in_turn(batches)
         self._clear()
-        total = self._objective.total(
-            tokens=tally.num_tokens,
-            samples=tally.num_samples,
-            trajectories=len(tally.rewards),
-            groups=tally.num_groups,
-        )
-        metrics = tally.metrics(self._world, total)
-        metrics |= self._update(total, is_sound=bool(np.isfinite(metrics["loss"])))
-        metrics |= {"packing_efficiency": waiting.efficiency, "micro_batches": float(waiting.num_slots)}
+        counts = sum((batch.counts for batch in batches), Counts())
+        metrics = tally.metrics(self._world, counts, algorithm.epochs) | metrics | _of_packing(batches)
+        if self._critic is not None:
+            metrics["explained_variance"] = explained_variance([s for group in held for s in group.samples])
+        metrics["kl_coefficient"] = self._objective.kl
+        self._objective.adapt(metrics["kl_reference"], len(counts.rewards))
         self.version += 1
+        if algorithm.kl > 0 and algorithm.kl_refresh and self.version % algorithm.kl_refresh == 0:
+            self._renew_reference()
         parent, self.digest = self.digest, self._weights_digest(keep or digest)
         return StepResult(
             self.version, parent, self.digest, metrics, int(self._world.max([peak_bytes(self._world.device)])[0])
@@ -151,15 +163,15 @@ class StepTrainer(ABC):
         """Empty everything that a step collects."""
         self._tally = Tally()
         self._held: list[TrainGroup] = []  # until the batch is complete and advantages can be computed
-        self._samples: list[Sample] = []  # indexed as in `_waiting`
-        self._weights: list[float] = []
-        self._waiting = self._make_waiting()
+        self._batch = self._new_batch()
 
-    def _make_waiting(self) -> Waiting:
+    def _new_batch(self) -> Batch:
         if self._config.deterministic:
-            return InOrder(self._planner, num_stages=self._num_stages)
-        longest = max((task.max_tokens for task in self._config.tasks.values()), default=self._planner.budget)
-        return Balanced(self._planner, longest=longest, num_stages=self._num_stages)
+            waiting: Waiting = InOrder(self._planner, num_stages=self._num_stages)
+        else:
+            longest = max((task.max_tokens for task in self._config.tasks.values()), default=self._planner.budget)
+            waiting = Balanced(self._planner, longest=longest, num_stages=self._num_stages)
+        return Batch(waiting, self._world.device)
 
     def load(self, directory: Path) -> None:
         self.discard()
@@ -168,41 +180,56 @@ class StepTrainer(ABC):
         if self.digest != head.digest:
             raise SiteError(f"checkpoint {directory} loads as weights {self.digest}, expected {head.digest}")
 
-    def _take(self, groups: list[TrainGroup]) -> None:
-        """Compute advantages, count samples and tokens. A sample without sampled tokens can't be trained: skip it.
-
-        Samples that shaping leaves out are counted: what is left must not weigh more for it.
-        """
+    def _with_advantages(self, groups: list[TrainGroup]) -> list[TrainGroup]:
         if self._config.deterministic:
             groups = sorted(groups, key=lambda group: group.group)
+        if self._critic is not None:
+            self._critic.judge(groups, self._new_batch(), self._replica)
         self._objective.assign(groups)
+        return groups
+
+    def _fill(self, batch: Batch, groups: list[TrainGroup]) -> None:
         for group in groups:
-            self._tally.num_groups += 1
-            self._tally.rewards += algorithms.trajectory_rewards(group.samples).values()
-            counts = [packing.num_trainable(sample) for sample in group.samples]
-            self._tally.num_samples += sum(count > 0 for count in counts)
-            self._tally.num_tokens += sum(counts)
-            self._tally.num_left_out += sum(c for c, sample in zip(counts, group.samples) if sample.is_left_out)
-            weighed = zip(group.samples, self._objective.weights(group), counts, strict=True)
-            chosen = [(sample, weight) for sample, weight, count in weighed if count and not sample.is_left_out]
-            lengths = [len(sample.record) for sample, _ in chosen]
-            self._waiting.add(lengths)
-            self._tally.num_trained += sum(lengths)
-            self._tally.operations += _passes(self._config) * sum(map(self._operations.forward, lengths))
-            self._samples += [sample for sample, _ in chosen]
-            self._weights += [weight for _, weight in chosen]
+            lengths = batch.add(group, self._objective.weights(group))
+            batch.counts.operations += _passes(self._config) * sum(map(self._operations.forward, lengths))
 
     def _train(self, slots: list[Slot]) -> None:
-        """Train this replica's micro-batches. Every replica gets the same number of them."""
         if slots:
-            self._num_bins += sum(bool(members) for slot in slots for members in slot)
-            bins = [self._by_length(slot[self._replica]) for slot in slots]
-            micros = [self._pack([self._samples[i] for i in b], [self._weights[i] for i in b]) for b in bins]
-            self._forward_backward(micros)
+            self._forward_backward(self._batch.micros(slots, self._replica))
 
-    def _by_length(self, members: list[int]) -> list[int]:
-        """Neighbours of one length share an attention call."""
-        return sorted(members, key=lambda member: len(self._samples[member].record))
+    def _add_up(self) -> None:
+        """Train the remaining samples, then sum over replicas."""
+        self._train(self._batch.waiting.rest())
+        self._reduce(self._batch.num_bins)
+
+    # --- several updates ---------------------------------------------------------------------
+
+    def _mini_batches(self, groups: list[TrainGroup]) -> list[Batch]:
+        """Groups are dealt out in turn: those that finished first are not all in one update."""
+        count = min(self._config.algorithm.updates, max(1, len(groups)))
+        batches = [self._new_batch() for _ in range(count)]
+        for first, batch in enumerate(batches):
+            self._fill(batch, groups[first::count])
+        return batches
+
+    def _train_in_turn(self, batches: list[Batch]) -> dict[str, float]:
+        """An update for each batch, `epochs` times, with ratios to the policy before the first."""
+        micros = [batch.micros(batch.waiting.rest(), self._replica) for batch in batches]
+        for of_batch in micros if self._config.algorithm.updates * self._config.algorithm.epochs > 1 else []:
+            for micro, logprobs in zip(of_batch, self._chosen_logprobs(of_batch) if of_batch else [], strict=True):
+                micro.stored = logprobs
+        found = []
+        for _ in range(self._config.algorithm.epochs):
+            for batch, of_batch in zip(batches, micros):
+                if of_batch:
+                    self._forward_backward(of_batch)
+                self._reduce(batch.num_bins)
+                found.append(self._update(batch))
+                if self._critic is not None:
+                    found[-1] |= self._critic.train(of_batch, batch.num_bins, self._total(batch), self.version)
+        return _over_updates(found)
+
+    # --- losses and updates ------------------------------------------------------------------
 
     def _pack(self, samples: list[Sample], weights: list[float]) -> MicroBatch:
         return packing.pack(samples, weights, self._world.device)
@@ -221,6 +248,7 @@ class StepTrainer(ABC):
             num_samples=len(micro.lengths),
             num_turns=micro.num_turns,
             is_decoupled=self._config.algorithm.decoupled,
+            stored=micro.stored,
         )
         terms = self._objective.terms(tokens, entropy=entropy, reference=reference)
         loss = (terms.loss * micro.weights).sum()
@@ -228,19 +256,18 @@ class StepTrainer(ABC):
             self._tally.add(micro, terms, version=self.version, loss=loss, new=new)
         return loss
 
-    def _add_up(self) -> None:
-        """Train the remaining samples, then sum over replicas."""
-        self._train(self._waiting.rest())
-        num_bins, self._num_bins = self._num_bins, 0
-        self._reduce(num_bins)
-
-    def _update(self, total: int, *, is_sound: bool) -> dict[str, float]:
+    def _update(self, batch: Batch) -> dict[str, float]:
         """Update the weights, unless the loss or a gradient is not finite: such an update is skipped.
 
         A token without a log-prob makes the loss not finite, although limits keep it out of the gradients.
         """
+        total = self._total(batch)
+        loss = self._tally.close(self._world, total)
         lr = learning_rate(self._config.trainer, self.version, self._config.steps)
-        norm = self._optimize(total, lr) if is_sound else np.nan
+        if self._critic is not None and self.version < self._config.algorithm.critic.warmup_steps:
+            self._forget_gradients()
+            return {"grad_norm": 0.0, "lr": 0.0, EventKind.UPDATE_SKIPPED.value: 0.0}
+        norm = self._optimize(total, lr) if np.isfinite(loss) else np.nan
         self._forget_gradients()
         is_finite = bool(np.isfinite(norm))
         if not is_finite:
@@ -250,6 +277,12 @@ class StepTrainer(ABC):
             "lr": lr,
             EventKind.UPDATE_SKIPPED.value: float(not is_finite),
         }
+
+    def _total(self, batch: Batch) -> int:
+        counts = batch.counts
+        return self._objective.total(
+            tokens=counts.tokens, samples=counts.samples, trajectories=len(counts.rewards), groups=counts.groups
+        )
 
     # --- log-probs ---------------------------------------------------------------------------
 
@@ -268,9 +301,26 @@ class StepTrainer(ABC):
         return out
 
 
+def _over_updates(found: list[dict[str, float]]) -> dict[str, float]:
+    """One that was skipped makes the step count as skipped."""
+    skipped = EventKind.UPDATE_SKIPPED.value
+    norms = [one["grad_norm"] for one in found if not one[skipped]]
+    norm = sum(norms) / len(norms) if norms else -1.0
+    told = {name: sum(one[name] for one in found) / len(found) for name in ("value_loss",) if name in found[-1]}
+    return {**found[-1], **told, "grad_norm": norm, skipped: max(one[skipped] for one in found)}
+
+
+def _of_packing(batches: list[Batch]) -> dict[str, float]:
+    waiting = [batch.waiting for batch in batches]
+    efficiency = sum(one.efficiency for one in waiting) / len(waiting)
+    return {"packing_efficiency": efficiency, "micro_batches": float(sum(one.num_slots for one in waiting))}
+
+
 def _passes(config: RunConfig) -> int:
     """Forward passes that a sample costs, by the usual count: backward is two of them, one if only adapters learn."""
-    return 2 if config.trainer.lora.rank else 3
+    algorithm = config.algorithm
+    policy = algorithm.epochs * (2 if config.trainer.lora.rank else 3) + (algorithm.updates * algorithm.epochs > 1)
+    return policy + (1 + 3 * algorithm.epochs if algorithm.needs_critic else 0)
 
 
 def _use_deterministic_kernels() -> None:

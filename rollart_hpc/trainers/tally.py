@@ -1,8 +1,10 @@
 """The metrics of a step. Owns their names and sums; knows neither model nor optimizer.
 
-Each rank sums over its sampled tokens, in the order of its micro-batches; the ranks' sums are added once.
+Each rank sums over its sampled tokens, in the order of its micro-batches; the ranks' sums are added once. With several
+updates per step, everything is a mean over them; what compares with the policy that sampled uses the weights before the
+first update.
 
-    ratio_*, clip_fraction    new / behaviour, and the share of tokens whose gradient was clipped to zero
+    ratio_*, clip_fraction    current / behaviour, and the share of tokens whose gradient was clipped to zero
     kl_behaviour              KL from the policy that sampled to the current one
     entropy                   exact if the entropy bonus is used, else estimated by -log p of the sampled tokens
     correction_*              of the weights that corrections give: mean, share of tokens with weight 0
@@ -25,9 +27,10 @@ from rollart_hpc.trainers.algorithms.divergences import k3
 from rollart_hpc.trainers.packing import MicroBatch
 
 if TYPE_CHECKING:
+    from rollart_hpc.trainers.batches import Counts
     from rollart_hpc.trainers.world import World
 
-_SUMS = ("loss", "ratio", "clipped", "entropy", "kl_behaviour", "kl_reference", "gap", "gap_tokens")
+_SUMS = ("ratio", "clipped", "entropy", "kl_behaviour", "kl_reference", "gap", "gap_tokens")
 _MAXIMA = ("ratio", "gap")
 _OF_LAG = ("tokens", "weight", "weight_squared", "kl", "masked", "correction")
 LAGS = 5  # the last one: that old or older
@@ -35,13 +38,8 @@ LAGS = 5  # the last one: that old or older
 
 class Tally:
     def __init__(self) -> None:
-        self.num_tokens = 0
-        self.num_samples = 0
-        self.num_groups = 0
-        self.num_left_out = 0  # tokens
-        self.num_trained = 0  # tokens of trained samples, observed ones too
-        self.operations = 0.0  # of the model, for them
-        self.rewards: list[float] = []
+        self._loss = 0.0  # summed over this rank's tokens of the present update
+        self._losses: list[float] = []  # of the updates before
         self._sums = [0.0] * len(_SUMS)
         self._maxima = [0.0] * len(_MAXIMA)
         self._lags = [0.0] * (LAGS * len(_OF_LAG))
@@ -51,33 +49,41 @@ class Tally:
         with torch.no_grad():
             is_current = micro.versions == version
             zero = new.new_zeros(())
-            gap = torch.where(is_current, (new - micro.behaviour).abs(), zero)
+            gap = torch.where(is_current, (terms.proximal - micro.behaviour).abs(), zero)
             values = [
-                loss,
                 terms.ratio.sum(),
                 zero if terms.is_clipped is None else terms.is_clipped.sum(),
                 (-new if terms.entropy is None else terms.entropy).sum(),
-                k3(micro.behaviour - new).sum(),
+                k3(micro.behaviour - terms.proximal).sum(),
                 zero if terms.kl is None else terms.kl.sum(),
                 gap.sum(),
                 is_current.sum(),
                 terms.ratio.max(),
                 gap.max(),
             ]
-            lags = _by_lag(micro, terms, version, new)
-            numbers = torch.cat([torch.stack([value.detach().double() for value in values]), lags]).tolist()
+            lags = _by_lag(micro, terms, version)
+            numbers = torch.cat([torch.stack([value.detach().double() for value in (loss, *values)]), lags]).tolist()
+        self._loss += numbers.pop(0)
         count = len(_SUMS)
         self._sums = [a + b for a, b in zip(self._sums, numbers[:count])]
         self._maxima = [max(a, b) for a, b in zip(self._maxima, numbers[count:])]
         self._lags = [a + b for a, b in zip(self._lags, numbers[count + len(_MAXIMA) :])]
 
-    def metrics(self, world: World, total: int) -> dict[str, float]:
+    def close(self, world: World, total: int) -> float:
+        """The loss of the update that ends here."""
+        (loss,) = world.sum([self._loss])
+        self._losses.append(loss / total)
+        self._loss = 0.0
+        return self._losses[-1]
+
+    def metrics(self, world: World, counts: Counts, epochs: int = 1) -> dict[str, float]:
+        """Means over all updates. `counts`: of all samples, each of which was trained `epochs` times."""
         sums = dict(zip(_SUMS, world.sum(self._sums)))
         maxima = dict(zip(_MAXIMA, world.max(self._maxima)))
-        tokens = max(1, self.num_tokens)
+        tokens = max(1, counts.tokens * epochs)
         return {
-            "loss": sums["loss"] / total,
-            "reward_mean": sum(self.rewards) / max(1, len(self.rewards)),
+            "loss": sum(self._losses) / max(1, len(self._losses)),
+            "reward_mean": sum(counts.rewards) / max(1, len(counts.rewards)),
             "ratio_mean": sums["ratio"] / tokens,
             "ratio_max": maxima["ratio"],
             "clip_fraction": sums["clipped"] / tokens,
@@ -86,23 +92,30 @@ class Tally:
             "kl_reference": sums["kl_reference"] / tokens,
             "logprob_gap_mean": sums["gap"] / max(1.0, sums["gap_tokens"]),
             "logprob_gap_max": maxima["gap"],
-            "logprob_gap_tokens": sums["gap_tokens"],
-            "tokens": float(self.num_tokens),
-            "samples": float(self.num_samples),
-            "trajectories": float(len(self.rewards)),
-            "left_out_fraction": self.num_left_out / tokens,
-            "trained_tokens": float(self.num_trained),
-            "tflop": self.operations / 1e12,
+            "logprob_gap_tokens": sums["gap_tokens"] / epochs,
+            "tokens": float(counts.tokens),
+            "samples": float(counts.samples),
+            "trajectories": float(len(counts.rewards)),
+            "left_out_fraction": counts.left_out / max(1, counts.tokens),
+            "trained_tokens": float(counts.trained),
+            "tflop": counts.operations / 1e12,
             **_lag_metrics(world.sum(self._lags)),
         }
 
 
-def _by_lag(micro: MicroBatch, terms: TokenTerms, version: int, new: torch.Tensor) -> torch.Tensor:
+def _by_lag(micro: MicroBatch, terms: TokenTerms, version: int) -> torch.Tensor:
     """Sums of `_OF_LAG` for each lag, in one row."""
     lag = (version - micro.versions).clamp(0, LAGS - 1).long()
-    one = torch.ones_like(new)
+    one = torch.ones_like(terms.ratio)
     correction = one if terms.correction is None else terms.correction
-    values = (one, terms.ratio, terms.ratio**2, k3(micro.behaviour - new), (correction == 0).to(new.dtype), correction)
+    values = (
+        one,
+        terms.ratio,
+        terms.ratio**2,
+        k3(micro.behaviour - terms.proximal),
+        (correction == 0).to(one.dtype),
+        correction,
+    )
     rows = torch.stack([value.detach().double() for value in values], dim=1)
     return rows.new_zeros(LAGS, len(_OF_LAG)).index_add(0, lag, rows).flatten()
 

@@ -11,12 +11,13 @@ python tests/acceptance/run.py scale        # likewise, with 25, 100 and 200 nod
 python tests/acceptance/run.py smollm2
 python tests/acceptance/run.py benches
 python tests/acceptance/run.py hub
+python tests/acceptance/run.py gpu-readiness
 python tests/acceptance/run.py paper        # simulated: every row of the paper's tables
 python tests/acceptance/run.py simulated-scale
 python tests/acceptance/run.py predicts     # the simulator against real runs; needs a quiet machine
 python tests/acceptance/run.py streamed-scale  # the real controller under the events of simulated clusters
-python tests/acceptance/run.py gpu-readiness
 python tests/acceptance/run.py ray          # installs Ray into an environment of its own
+python tests/acceptance/run.py trl          # installs TRL into an environment of its own; 2 minutes
 python tests/acceptance/run.py sick         # this and the next ones write parts of reliability.md; 15 minutes
 python tests/acceptance/run.py strangers    # 5 minutes
 python tests/acceptance/run.py chaos        # 12 minutes; needs root: it starts a development cluster
@@ -26,6 +27,7 @@ python tests/acceptance/run.py fuzz         # less than an hour
 python tests/acceptance/run.py trust        # 5 minutes
 python tests/acceptance/run.py soak         # an hour
 python tests/acceptance/run.py offpolicy    # 2 hours; goes on where it was stopped
+python tests/acceptance/run.py recipes      # 5 hours; likewise
 python tests/acceptance/run.py reliability  # renders reliability.md from what its parts have stored
 
 `make acceptance-PART` does the same.
@@ -43,6 +45,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.acceptance.against_ray import against_ray
+from tests.acceptance.against_trl import against_trl
 from tests.acceptance.backends import backends
 from tests.acceptance.before import before
 from tests.acceptance.benches import benches
@@ -59,6 +62,7 @@ from tests.acceptance.offpolicy import offpolicy
 from tests.acceptance.paper import paper
 from tests.acceptance.predicts import predicts
 from tests.acceptance.quickstart import quickstart
+from tests.acceptance.recipes import recipes
 from tests.acceptance.reliability import render
 from tests.acceptance.scale import SIZES, scale
 from tests.acceptance.sick import sick
@@ -90,7 +94,7 @@ def main() -> int:
     parser.add_argument("--faults-s", type=float, default=3600.0, help="faults: how long")
     parser.add_argument("--cores", type=int, default=1, help="faults, mutants, fuzz: processes")
     parser.add_argument("--messages", type=int, default=10_000_000, help="fuzz: how many")
-    parser.add_argument("--study-s", type=float, default=86400.0, help="offpolicy: begin no training later")
+    parser.add_argument("--study-s", type=float, default=86400.0, help="offpolicy, recipes: begin no training later")
     parser.add_argument("--resume", action="store_true", help="paper: keep the cases that paper.json has")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that clusters and runs end too
@@ -108,12 +112,13 @@ def main() -> int:
             "smollm2": lambda: smollm2(keep),
             "benches": lambda: benches(keep),
             "hub": hub,
+            "gpu-readiness": lambda: gpu_readiness(keep),
             "paper": lambda: paper(args.resume),
             "simulated-scale": simulated_scale,
             "predicts": lambda: predicts(keep),
             "streamed-scale": streamed_scale,
-            "gpu-readiness": lambda: gpu_readiness(keep),
             "ray": lambda: against_ray(keep),
+            "trl": lambda: against_trl(keep),
             "faults": lambda: faults(args.faults_s, args.cores),
             "mutants": lambda: mutants(args.cores),
             "fuzz": lambda: fuzz(args.messages, args.cores),
@@ -123,6 +128,7 @@ def main() -> int:
             "chaos": lambda: chaos(keep, args.chaos_for),
             "soak": lambda: soak(keep, args.soak_s),
             "offpolicy": lambda: offpolicy(args.seeds[:3], keep, args.study_s),
+            "recipes": lambda: recipes(args.seeds[:3], keep, args.study_s),
             "reliability": lambda: render() is None,
         }
         unknown = set(args.parts) - set(parts)

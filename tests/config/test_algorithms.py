@@ -10,6 +10,7 @@ import pytest
 
 from rollart_hpc.config.algorithms import Part, entries, find, full_params
 from rollart_hpc.config.load import change, load, load_all
+from rollart_hpc.config.recipes import RECIPES
 from rollart_hpc.config.resolved import read_resolved, write_resolved
 from rollart_hpc.errors import ConfigError, UserError
 
@@ -122,3 +123,64 @@ def test_functions_of_the_users_own(write: Write, tmp_path: Path) -> None:
     assert problem.startswith("algorithm.loss_params.strenth: mine has no such argument; did you mean strength?")
     with pytest.raises(UserError, match="galaxy"):
         find(Part.ESTIMATOR, f"{tmp_path}/own.py:odd")
+
+
+# --- recipes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_makes_a_run_without_problems_or_warnings(name: str, write: Write) -> None:
+    loaded = load_all(write("r.yaml", RUN), [f"algorithm.recipe={name}"])
+    assert loaded.warnings == []
+    for key, value in RECIPES[name].algorithm.items():
+        found = getattr(loaded.config.algorithm, key)
+        assert found == value or key == "critic", key
+
+
+def test_any_key_overrides_a_recipe(write: Write) -> None:
+    run = write("r.yaml", f"{RUN}algorithm: {{recipe: dapo, entropy: 0.01, shaping: {{overlong: {{buffer: 9}}}}}}\n")
+    loaded = load_all(run, ["algorithm.loss_params.clip_low=0.1"])
+    algorithm = loaded.config.algorithm
+    assert algorithm.loss_params == {"clip_low": 0.1, "clip_high": 0.28}
+    assert (algorithm.entropy, algorithm.shaping) == (0.01, {"overlong": {"buffer": 9}})
+    assert loaded.config.tasks["lake"].group_filter == "same_success"
+    (note,) = loaded.notes
+    assert note.startswith("algorithm.recipe: dapo is estimator=grpo, loss=ppo, loss_params={clip_high: 0.28, clip_low")
+    other = load(run, ["algorithm.loss=cispo", "tasks.lake.group_filter=none"])
+    assert (other.algorithm.loss_params, other.tasks["lake"].group_filter) == ({}, "none")
+
+
+def test_a_recipe_replaces_the_section_below_it(write: Write) -> None:
+    below = f"{RUN}algorithm: {{entropy: 0.5, loss_params: {{clip_high: 0.9}}, aggregation: sample_sum}}\n"
+    base = write("base.yaml", below)
+    above = write("r.yaml", "base: base.yaml\nalgorithm: {recipe: lite_ppo}\n")
+    for run, given in ((base, ["algorithm.recipe=lite_ppo"]), (above, [])):
+        algorithm = load(run, given).algorithm
+        assert (algorithm.estimator, algorithm.loss_params, algorithm.entropy) == ("lite_ppo", {}, 0.0)
+
+
+def test_false_leaves_out_a_part(write: Write) -> None:
+    run = write("r.yaml", f"{RUN}algorithm: {{recipe: dapo, shaping: {{overlong: false, leave_out_cut: }}}}\n")
+    config = load(run)
+    assert list(config.algorithm.shaping) == ["leave_out_cut"]
+    changed, _ = change(config, ["algorithm.entropy=0.1"], "r")
+    assert list(changed.algorithm.shaping) == ["leave_out_cut"]
+    again, _ = change(config, ["algorithm.recipe=dapo"], "r")
+    assert list(again.algorithm.shaping) == ["overlong"]
+
+
+def test_a_recipe_that_does_not_exist_is_told(write: Write) -> None:
+    (problem,) = problems(write("r.yaml", RUN), "algorithm.recipe=dapoo")
+    assert "algorithm.recipe: " in problem and "did you mean dapo" in problem
+
+
+def test_what_a_trainer_or_a_batch_can_not_do_is_told(write: Write) -> None:
+    run = write("r.yaml", RUN)
+    (problem,) = problems(run, "algorithm.updates=17")
+    assert problem.startswith("algorithm.updates: 17 mini-batches of 16 groups; set it to 16 or less")
+    (problem,) = problems(run, "algorithm.kl_refresh=5", "algorithm.kl=0.1", "trainer.lora.rank=4")
+    assert "never refreshed" in problem
+    found = problems(run, "trainer.kind=megatron", "algorithm.recipe=ppo", "algorithm.kl_refresh=3")
+    assert sum("algorithm.kl_refresh: 3" in text or "algorithm.estimator: gae" in text for text in found) == 2
+    assert all("set trainer.kind: fsdp" in text for text in found)
+    assert load(run, ["algorithm.updates=2"]).algorithm.needs_whole_batch

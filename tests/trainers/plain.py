@@ -91,6 +91,7 @@ class PlainTrainer:
             model_dir, dtype=torch.float32, attn_implementation="eager"
         )
         trainer = config.trainer
+        self.stored: dict[int, torch.Tensor] = {}  # log-probs before the first of several updates, by id of the sample
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=trainer.lr, betas=(trainer.beta1, trainer.beta2), weight_decay=0.0
         )
@@ -112,7 +113,7 @@ class PlainTrainer:
         losses = []
         for i in range(len(places)):
             if algorithm.decoupled:
-                proximal = new[i].detach()
+                proximal = self.stored.get(id(sample), new.detach())[i]
                 ratio, weight = torch.exp(new[i] - proximal), torch.exp(proximal - old[i]).clamp(max=2.0)
             else:
                 ratio, weight = torch.exp(new[i] - old[i]), 1.0
@@ -156,6 +157,13 @@ class PlainTrainer:
         loss = self.loss(groups)
         loss.backward()
         return loss.item(), {n: p.grad.clone() for n, p in self.model.named_parameters() if p.grad is not None}
+
+    def store(self, groups: list[TrainGroup]) -> None:
+        for sample in (sample for group in groups for sample in group.samples):
+            places = np.flatnonzero(sample.record.versions[1:] >= 0)
+            targets = torch.from_numpy(sample.record.ids[places + 1].astype(np.int64))
+            with torch.no_grad():
+                self.stored[id(sample)] = self.logprobs(self.model, sample.record)[places, targets]
 
     def step(self, groups: list[TrainGroup]) -> float:
         loss, _ = self.gradients(groups)

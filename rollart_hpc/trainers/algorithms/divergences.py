@@ -28,3 +28,11 @@ def k2(log_ratio: Tensor) -> Tensor:
 def k3(log_ratio: Tensor) -> Tensor:
     gap = limited(-log_ratio)
     return (gap.expm1() - gap).clamp(max=_LIMIT)
+
+
+def adapted(coefficient: float, excess: float, share: float) -> float:
+    """The next coefficient. `excess`: measured KL over its target; `share`: trajectories of the step over the horizon.
+
+    The controller of Ziegler et al. 2019: at most 20% of `share` at a time.
+    """
+    return coefficient * (1.0 + max(-0.2, min(0.2, excess - 1.0)) * share)

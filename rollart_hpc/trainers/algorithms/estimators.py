@@ -15,7 +15,7 @@ import numpy as np
 
 from rollart_hpc.config.algorithms import Part, Scope, entry
 from rollart_hpc.config.fields import key
-from rollart_hpc.trainers.algorithms.plays import Advantage, Array, Group, rewards_of
+from rollart_hpc.trainers.algorithms.plays import Advantage, Array, Group, Play, rewards_of
 
 STD_FLOOR = 1e-6
 _VARIANCE_FLOOR = 1e-8
@@ -152,6 +152,34 @@ def gigpo(groups: Groups, *, gamma: float = 0.95, step_weight: float = 1.0, norm
         turns = _among_equals(group, gamma, normalise_std)
         found.append([a + step_weight * t[p.turn_of] for p, a, t in zip(group, plays, turns)])
     return found
+
+
+@dataclass(frozen=True)
+class GaeParams:
+    gamma: float = key(1.0, "discount per token", low=0, high=1)
+    lam: float = key(1.0, "weight of later errors of the critic in advantages; 1 = returns minus values", low=0, high=1)
+    lam_returns: float = key(1.0, "the same in what the critic learns; 1 = plain returns", low=0, high=1)
+
+
+@entry(
+    Part.ESTIMATOR, "gae", "return of every token minus what a critic expected, whitened over all tokens of the batch",
+    paper="arXiv 1506.02438, 1707.06347", params=GaeParams, scope=Scope.BATCH, needs_values=True,
+)  # fmt: skip
+def gae(groups: Groups, *, gamma: float = 1.0, lam: float = 1.0, lam_returns: float = 1.0) -> Advantages:
+    return whitened([[surprises(play, gamma, lam) for play in group] for group in groups])
+
+
+def surprises(play: Play, gamma: float, lam: float) -> Array:
+    """GAE over sampled tokens only: observations have no value, and no credit decays over them."""
+    values = np.zeros(play.num_tokens) if play.values is None else play.values
+    errors = play.by_token + gamma * np.append(values[1:], 0.0)[: len(values)] - values
+    return to_go(errors, gamma * lam)
+
+
+def returns_of(play: Play, *, gamma: float = 1.0, lam_returns: float = 1.0, **_: object) -> Array:
+    """What a critic shall learn of a play."""
+    values = np.zeros(play.num_tokens) if play.values is None else play.values
+    return surprises(play, gamma, lam_returns) + values
 
 
 def _among_equals(group: Group, gamma: float, normalise_std: bool) -> list[Array]:

@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rollart_hpc.config.algorithms import Part, Stage, find, full_params
 from rollart_hpc.config.schema import AlgorithmConfig
 from rollart_hpc.trainers.algorithms.aggregations import Size
+from rollart_hpc.trainers.algorithms.divergences import adapted
+from rollart_hpc.trainers.algorithms.estimators import returns_of
 from rollart_hpc.trainers.algorithms.losses import TokenLoss
 from rollart_hpc.trainers.algorithms.plays import (
     Advantage,
+    Array,
+    Play,
     by_trajectory,
     give,
     per_token,
@@ -24,7 +28,7 @@ from rollart_hpc.trainers.algorithms.plays import (
     trainable,
     with_rewards,
 )
-from rollart_hpc.trainers.algorithms.tokens import Tokens, ratio_of
+from rollart_hpc.trainers.algorithms.tokens import Tokens
 from rollart_hpc.types import Sample, TrainGroup
 
 if TYPE_CHECKING:
@@ -38,7 +42,8 @@ class TokenTerms(NamedTuple):
 
     loss: Tensor
     is_clipped: Tensor | None
-    ratio: Tensor  # new / behaviour
+    proximal: Tensor  # log-probs before the step's first update
+    ratio: Tensor  # proximal / behaviour
     correction: Tensor | None
     entropy: Tensor | None
     kl: Tensor | None
@@ -49,7 +54,11 @@ class Objective:
         """`token_limits`: max_tokens by task."""
         self._algorithm = algorithm
         self._limits = token_limits or {}
+        self.kl = algorithm.kl  # the coefficient now
         self._estimate = _function(Part.ESTIMATOR, algorithm.estimator, algorithm.estimator_params)
+        self._returns: Callable[[Play], Array] | None = None
+        if algorithm.needs_critic:
+            self._returns = partial(returns_of, **algorithm.estimator_params)
         self._loss = _function(Part.LOSS, algorithm.loss, algorithm.loss_params)
         self._kl = _function(Part.KL, algorithm.kl_estimator, {})
         corrections = algorithm.corrections or (DEFAULT_CORRECTIONS if algorithm.decoupled else {})
@@ -77,7 +86,7 @@ class Objective:
             for shape in self._shaping[Stage.ADVANTAGES]:
                 advantages = shape(advantages)
         for i, (group, values) in enumerate(zip(groups, advantages, strict=True)):
-            give(group, values)
+            give(group, values, [self._returns(play) for play in plays[i]] if self._returns else None)
             for verdicts in left_out:
                 _leave_out(group, verdicts[i])
 
@@ -90,8 +99,13 @@ class Objective:
         sizes = [Size(count, of_trajectory[sample.trajectory], sum(own)) for sample, count in zip(group.samples, own)]
         return [float(self._weight(size)) if size.sample else 1.0 for size in sizes]
 
+    def adapt(self, measured: float, trajectories: int) -> None:
+        """Move the coefficient of the KL so that the measured KL comes near its target."""
+        if self._algorithm.kl_target:
+            self.kl = adapted(self.kl, measured / self._algorithm.kl_target, trajectories / self._algorithm.kl_horizon)
+
     def total(self, *, tokens: int, samples: int, trajectories: int, groups: int) -> int:
-        """The divisor of a step's summed losses; 1 for a step without tokens."""
+        """The divisor of an update's summed losses; 1 for one without tokens."""
         counts = {"tokens": tokens, "samples": samples, "trajectories": trajectories, "groups": groups}
         return max(1, counts[self._unit.value])
 
@@ -99,9 +113,10 @@ class Objective:
 
     def terms(self, tokens: Tokens, *, entropy: Tensor | None, reference: Tensor | None) -> TokenTerms:
         """`entropy`: of the new distributions; `reference`: log-probs of the sampled tokens under the reference."""
-        kl = None if reference is None else self._kl(tokens.new - reference)
-        if kl is not None and self._algorithm.kl_in == "reward":
-            tokens = self._penalised(tokens, kl.detach())
+        is_reward = self._algorithm.kl_in == "reward"
+        kl = None if reference is None else self._kl((tokens.proximal if is_reward else tokens.new) - reference)
+        if kl is not None and is_reward:
+            tokens = self._penalised(tokens, kl)
         found = self._loss(tokens)
         found = found if isinstance(found, TokenLoss) else TokenLoss(found)
         loss, correction = found.loss, self._correction(tokens)
@@ -109,14 +124,13 @@ class Objective:
             loss = loss * correction
         if entropy is not None:
             loss = loss - self._algorithm.entropy * entropy
-        if kl is not None and self._algorithm.kl_in == "loss":
-            loss = loss + self._algorithm.kl * kl
-        ratio = ratio_of(tokens.proximal, tokens.behaviour)
-        return TokenTerms(loss, found.is_clipped, ratio, correction, entropy, kl)
+        if kl is not None and not is_reward:
+            loss = loss + self.kl * (kl * tokens.ratio if self._algorithm.kl_weighted else kl)
+        return TokenTerms(loss, found.is_clipped, tokens.proximal, tokens.weight, correction, entropy, kl)
 
     def _penalised(self, tokens: Tokens, kl: Tensor) -> Tokens:
         """Advantages minus the KL that a token and those after it in its sample will cost."""
-        return replace(tokens, advantages=tokens.advantages - self._algorithm.kl * tokens.to_go(kl))
+        return replace(tokens, advantages=tokens.advantages - self.kl * tokens.to_go(kl))
 
     def _correction(self, tokens: Tokens) -> Tensor | None:
         product: Tensor | None = None

@@ -27,6 +27,7 @@ class Play:
     states: tuple[int, ...] = ()  # a key of the observation before each turn; () = unknown
     token_limit: int = 0  # max_tokens of its task; 0 = unknown
     turn_rewards: tuple[float, ...] = ()  # () = unknown
+    values: Array | None = None  # of a critic, one per token
 
     @property
     def num_tokens(self) -> int:
@@ -83,6 +84,8 @@ def _play(samples: list[Sample], token_limit: int) -> Play:
     places = [trainable(sample) for sample in samples]
     starts = np.concatenate([turn_starts(p) for p in places])
     first = samples[0]
+    values = [sample.values for sample, p in zip(samples, places) if len(p)]
+    known = [part for part in values if part is not None]
     return Play(
         reward=first.reward,
         turn_of=np.cumsum(starts) - 1,
@@ -92,16 +95,23 @@ def _play(samples: list[Sample], token_limit: int) -> Play:
         states=tuple(first.states),
         token_limit=token_limit,
         turn_rewards=tuple(first.turn_rewards),
+        values=np.concatenate(known).astype(np.float64) if known and len(known) == len(values) else None,
     )
 
 
-def give(group: TrainGroup, advantages: Sequence[Advantage]) -> None:
-    """Give every sample its part of its trajectory's advantages."""
-    for samples, advantage in zip(by_trajectory(group).values(), advantages, strict=True):
-        counts = [len(trainable(sample)) for sample in samples]
-        parts = np.split(per_token(advantage, sum(counts)), np.cumsum(counts)[:-1])
-        for sample, part in zip(samples, parts, strict=True):
-            sample.advantages = part.astype(np.float32)
+def give(group: TrainGroup, advantages: Sequence[Advantage], returns: Sequence[Array] | None = None) -> None:
+    """Give every sample its part of its trajectory's advantages, and of what a critic shall learn."""
+    for i, (samples, advantage) in enumerate(zip(by_trajectory(group).values(), advantages, strict=True)):
+        for sample, part in zip(samples, _split(samples, advantage), strict=True):
+            sample.advantages = part
+        for sample, part in zip(samples, _split(samples, returns[i]) if returns is not None else ()):
+            sample.returns = part
+
+
+def _split(samples: Sequence[Sample], values: Advantage) -> list[NDArray[np.float32]]:
+    counts = [len(trainable(sample)) for sample in samples]
+    parts = np.split(per_token(values, sum(counts)), np.cumsum(counts)[:-1])
+    return [part.astype(np.float32) for part in parts]
 
 
 def per_token(advantage: Advantage, count: int) -> Array:

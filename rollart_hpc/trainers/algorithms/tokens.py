@@ -24,11 +24,12 @@ class Tokens:
     num_samples: int
     num_turns: int
     is_decoupled: bool = False
+    stored: Tensor | None = None  # log-probs before the first of several updates
 
     @property
     def proximal(self) -> Tensor:
-        """Log-probs under the policy before the update. There is one update per batch, so these are the new ones."""
-        return self.new.detach()
+        """Log-probs under the policy before the step's first update; with one update these are the new ones."""
+        return self.new.detach() if self.stored is None else self.stored
 
     @property
     def anchor(self) -> Tensor:

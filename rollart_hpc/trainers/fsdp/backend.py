@@ -56,5 +56,5 @@ BACKEND = Backend(
     options=FsdpOptions,
     shards=shards,
     check=check,
-    can=frozenset({"ranks", "lora", "activation_checkpointing", "deterministic"}),
+    can=frozenset({"ranks", "lora", "activation_checkpointing", "deterministic", "critic", "kl_refresh"}),
 )

@@ -79,8 +79,8 @@ def _mismatch(model: PreTrainedModel, stored: dict[str, tuple[int, ...]]) -> str
     return f"{both[0]} is tied and stored" if both else ""
 
 
-def fill(model: PreTrainedModel, directory: Path, device: torch.device) -> None:
-    """Read what is still on the meta device. Adapters are real from the beginning."""
+def fill(model: PreTrainedModel, directory: Path, device: torch.device, own: frozenset[str] = frozenset()) -> None:
+    """Read what is still on the meta device. Adapters, and weights named in `own`, are real from the beginning."""
     wanted = [(name, tensor) for name, tensor in named_tensors(model) if not lora.is_adapter(name)]
     if not any(tensor.is_meta for _, tensor in wanted):
         return
@@ -88,7 +88,7 @@ def fill(model: PreTrainedModel, directory: Path, device: torch.device) -> None:
     files = TensorFiles(directory)
     with torch.no_grad():
         for name, tensor in named_tensors(model):
-            if not lora.is_adapter(name):
+            if not lora.is_adapter(name) and name not in own:
                 files.read_into(*_part(tensor, lora.base_name(name)))
 
 

@@ -49,18 +49,50 @@ def load_reference(directory: Path, world: World, config: RunConfig) -> PreTrain
     return _placed(blank(directory).requires_grad_(False), directory, world, config)
 
 
+def load_critic(directory: Path, world: World, config: RunConfig) -> PreTrainedModel:
+    """The model with one output per token, which begins at 0. All of its weights are trained."""
+    model = blank(directory)
+    head: Any = torch.nn.Linear(model.get_output_embeddings().in_features, 1, bias=False)
+    torch.nn.init.zeros_(head.weight)
+    model.config.tie_word_embeddings = False
+    model.set_output_embeddings(head)
+    if config.trainer.activation_checkpointing:
+        for layer in _layers(model):
+            recompute(layer)
+    (name,) = (name for name, parameter in model.named_parameters() if parameter is head.weight)
+    _spread(model, directory, world, config, own=frozenset({name}))
+    model.value = MethodType(_value, model)
+    register_fsdp_forward_method(model, "value")
+    return model
+
+
+def _value(model: PreTrainedModel, micro: MicroBatch) -> torch.Tensor:
+    """[sampled] in float32: at the place before each sampled token. One row, to be ignored, if there is none."""
+    hidden = model.base_model(**_inputs(micro))[0][0]
+    keep = micro.keep if micro.num_sampled else micro.ids[0, :1] * 0
+    values: torch.Tensor = model.get_output_embeddings()(hidden[keep]).float().squeeze(-1)
+    return values
+
+
 def _placed(model: PreTrainedModel, directory: Path, world: World, config: RunConfig) -> PreTrainedModel:
     """Puts the model on the ranks' devices and runs one forward: an untrainable model fails before anything starts."""
+    _spread(model, directory, world, config)
+    _make_scorable(model)
+    _try_out(model, pack([], [], world.device))
+    return model
+
+
+def _spread(
+    model: PreTrainedModel, directory: Path, world: World, config: RunConfig, own: frozenset[str] = frozenset()
+) -> None:
+    """`own`: names of weights that are not in the directory."""
     dtype = getattr(torch, config.trainer.dtype)
     options = options_of(config)
     if world.size > 1 or dtype != torch.float32 or options.cpu_offload:
         _shard(model, world, dtype, options)
-    fill(model, directory, torch.device("cpu") if options.cpu_offload else world.device)
+    fill(model, directory, torch.device("cpu") if options.cpu_offload else world.device, own)
     if not is_sharded(model):
         model.to(world.device)
-    _make_scorable(model)
-    _try_out(model, pack([], [], world.device))
-    return model
 
 
 def _make_scorable(model: PreTrainedModel) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.trainers.checksums import Head
 from rollart_hpc.trainers.fsdp import checkpoint, lora
+from rollart_hpc.trainers.fsdp.critic import FsdpCritic
 from rollart_hpc.trainers.fsdp.model import (
     full_tensors,
     is_sharded,
@@ -25,6 +24,7 @@ from rollart_hpc.trainers.fsdp.model import (
     reshard,
     sampled_scores,
 )
+from rollart_hpc.trainers.fsdp.updating import adamw, forget, update
 from rollart_hpc.trainers.packing import MicroBatch
 from rollart_hpc.trainers.step import StepTrainer
 from rollart_hpc.trainers.world import World
@@ -47,7 +47,9 @@ class FsdpTrainer(StepTrainer):
         self._reference = None
         if config.algorithm.kl > 0 and not config.trainer.lora.rank:
             self._reference = load_reference(model_dir, world, config)
-        self._optimizer = _adamw(self._model, config)
+        self._optimizer = adamw(self._model, config)
+        if config.algorithm.needs_critic:
+            self._critic = FsdpCritic(config, model_dir, world)
         self.begin()
 
     # --- gradients ---------------------------------------------------------------------------
@@ -81,20 +83,16 @@ class FsdpTrainer(StepTrainer):
         self._model.set_requires_gradient_sync(False)
 
     def _optimize(self, total: int, lr: float) -> float:
-        clip = self._config.trainer.grad_clip
-        grads = [p.grad for p in self._model.parameters() if p.grad is not None]
-        norm = _norm(grads) / total
-        if np.isfinite(norm):
-            shrink = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
-            for grad in grads:
-                grad.mul_(shrink / total)
-            for parameters in self._optimizer.param_groups:
-                parameters["lr"] = lr
-            self._optimizer.step()
-        return norm
+        return update(self._model, self._optimizer, total, lr, self._config.trainer.grad_clip)
 
     def _forget_gradients(self) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
+        forget(self._optimizer)
+
+    def _renew_reference(self) -> None:
+        assert self._reference is not None, "a reference under adapters can't be renewed"
+        with torch.no_grad():
+            for theirs, mine in zip(self._reference.parameters(), self._model.parameters(), strict=True):
+                theirs.copy_(mine)
 
     # --- weights and log-probs ---------------------------------------------------------------
 
@@ -117,25 +115,21 @@ class FsdpTrainer(StepTrainer):
     # --- checkpoints -------------------------------------------------------------------------
 
     def save(self, directory: Path) -> None:
-        state = checkpoint.State(self._model, self._optimizer)
-        checkpoint.save(directory, state, self._world, version=self.version, digest=self.digest)
+        checkpoint.save(directory, self._state(), self._world, version=self.version, digest=self.digest)
 
     def _restore(self, directory: Path) -> Head:
-        return checkpoint.load(directory, checkpoint.State(self._model, self._optimizer), self._world)
+        state = self._state()
+        head = checkpoint.load(directory, state, self._world)
+        if state.kl is not None:
+            self._objective.kl = float(state.kl)
+        return head
 
-
-def _adamw(model: torch.nn.Module, config: RunConfig) -> torch.optim.AdamW:
-    """Weight decay for matrices, not for norms and biases. Fused: one pass over memory, on GPUs one kernel."""
-    trainer = config.trainer
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": trainer.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    betas = (trainer.beta1, trainer.beta2)
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=trainer.lr, betas=betas, fused=True)
-
-
-def _norm(grads: list[torch.Tensor]) -> float:
-    total = torch.nn.utils.get_total_norm(grads)
-    return float(total.full_tensor() if isinstance(total, DTensor) else total)
+    def _state(self) -> checkpoint.State:
+        algorithm = self._config.algorithm
+        return checkpoint.State(
+            self._model,
+            self._optimizer,
+            reference=self._reference if algorithm.kl_refresh else None,
+            critic=self._critic if isinstance(self._critic, FsdpCritic) else None,
+            kl=torch.tensor(self._objective.kl, dtype=torch.float64) if algorithm.kl_target else None,
+        )

@@ -148,6 +148,30 @@ def test_returns_of_turns_use_their_rewards() -> None:
     assert first == pytest.approx([0.25, -0.5]) and second == pytest.approx([-0.25, 0.5])
 
 
+def test_gae_skips_what_was_observed() -> None:
+    """R = [0, 0, -, 1], V = [0.5, 0.6, -, 0.7] of two turns of two tokens and one."""
+    one = play(1.0, [2, 1], values=np.array([0.5, 0.6, 0.7]))
+    assert estimators.surprises(one, 1.0, 0.9) == pytest.approx([0.433, 0.37, 0.3])
+    assert estimators.returns_of(one, lam_returns=0.9) == pytest.approx([0.933, 0.97, 1.0])
+    assert estimators.returns_of(one, lam=0.3) == pytest.approx([1.0] * 3)
+    whitened = estimators.gae([[one]], lam=0.9)[0][0]
+    raw = np.array([0.433, 0.37, 0.3])
+    assert whitened == pytest.approx((raw - raw.mean()) / np.sqrt(raw.var(ddof=1) + 1e-8))
+
+
+@given(st.lists(st.tuples(finite, finite), min_size=1, max_size=7), st.floats(0, 1), st.floats(0, 1))
+def test_gae_against_its_definition(tokens: list[tuple[float, float]], gamma: float, lam: float) -> None:
+    """Each token a turn with its own reward."""
+    rewards, values = zip(*tokens)
+    one = play(sum(rewards), [1] * len(tokens), turn_rewards=rewards, values=np.array(values))
+    expected, later, value = [], 0.0, 0.0
+    for reward, now in reversed(tokens):
+        later = reward + gamma * value - now + gamma * lam * later
+        expected.insert(0, later)
+        value = now
+    assert estimators.surprises(one, gamma, lam) == pytest.approx(expected, abs=1e-6)
+
+
 @given(st.lists(finite, min_size=1, max_size=6), st.floats(0, 1))
 def test_returns_against_their_definition(values: list[float], gamma: float) -> None:
     expected = [sum(gamma**k * v for k, v in enumerate(values[i:])) for i in range(len(values))]

@@ -145,6 +145,19 @@ def test_entropy_and_kl_are_added() -> None:
     assert (with_kl.loss - plain).tolist() == pytest.approx([0.0106530660, 0.0, 0.0])
 
 
+def test_weighted_k3_has_the_gradient_of_the_reverse_kl_whatever_sampled() -> None:
+    """In expectation over tokens of the sampling policy, by the table of all tokens."""
+    logits = torch.tensor([0.3, -0.2, 0.9], dtype=torch.float64, requires_grad=True)
+    new = torch.log_softmax(logits, -1)
+    behaviour, reference = (torch.log_softmax(vector(x), -1) for x in ([1.0, 0.0, 0.0], [0.0, 0.5, -0.5]))
+    made = tokens(new, behaviour.tolist(), [0.0] * 3, samples=[0, 1, 2])
+    keys = {"kl": 1.0, "kl_weighted": True, "loss": "reinforce"}
+    found = Objective(AlgorithmConfig(**keys)).terms(made, entropy=None, reference=reference)  # type: ignore[arg-type]
+    (got,) = torch.autograd.grad((behaviour.exp() * found.loss).sum(), logits, retain_graph=True)
+    (expected,) = torch.autograd.grad((new.exp() * (new - reference)).sum(), logits)
+    assert got.tolist() == pytest.approx(expected.tolist(), abs=1e-9)
+
+
 def test_kl_in_the_reward_lowers_the_advantages_of_earlier_tokens_too() -> None:
     keys = {"kl": 0.1, "kl_estimator": "k1", "kl_in": "reward", "loss": "reinforce"}
     found = terms(reference=[-1.5, -3.0, -0.5], **keys)
@@ -205,6 +218,16 @@ def test_divergences_are_finite(gap: float) -> None:
         divergence(moving).sum().backward()
         assert moving.grad is not None
         assert moving.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(("measured", "factor"), [(0.1, 1.0), (0.11, 1.001), (0.5, 1.002), (0.0, 0.998)])
+def test_an_adapted_coefficient_moves_by_a_fifth_over_its_horizon(measured: float, factor: float) -> None:
+    objective = Objective(AlgorithmConfig(kl=0.2, kl_target=0.1, kl_horizon=1000))
+    objective.adapt(measured, 10)
+    assert objective.kl == pytest.approx(0.2 * factor)
+    fixed = Objective(AlgorithmConfig(kl=0.2))
+    fixed.adapt(measured, 10)
+    assert fixed.kl == 0.2
 
 
 def test_entropy_of_a_uniform_distribution() -> None:

@@ -34,10 +34,13 @@ def weights(tmp_path: Path, name: str, rank: int = 0) -> dict[str, torch.Tensor]
     return torch.load(tmp_path / f"{name}.{rank}.pt")
 
 
+UPDATES = {"algorithm__updates": 2, "algorithm__epochs": 2, "algorithm__decoupled": True}
 ADAPTERS = {"trainer__lora__rank": 3, "trainer__activation_checkpointing": True, "algorithm__kl": 0.1}
 
 
-@pytest.mark.parametrize("config", [{}, {"algorithm__aggregation": "sample_mean", "algorithm__kl": 0.1}, ADAPTERS])
+@pytest.mark.parametrize(
+    "config", [{}, {"algorithm__aggregation": "sample_mean", "algorithm__kl": 0.1}, UPDATES, ADAPTERS]
+)
 def test_two_ranks_equal_one(config: dict[str, Any], model_dir: Path, tmp_path: Path) -> None:
     job = {"model": str(model_dir), "steps": 3, "chunks": [1, 3, 1], "config": config}
     (one,) = run(1, tmp_path, "one", **job)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import Gemma2Config, LlamaConfig, MistralConfig, PretrainedConfig
 
+from rollart_hpc.config.recipes import RECIPES, preset
 from rollart_hpc.errors import SiteError
 from rollart_hpc.trainers.fsdp.lora import full_tensor
 from rollart_hpc.trainers.fsdp.trainer import FsdpTrainer
@@ -59,12 +60,74 @@ def test_gradients_equal_those_of_the_plain_trainer(variant: str, untied_dir: Pa
     groups = make_groups(7)
     _, expected = PlainTrainer(config, untied_dir).gradients(groups)
     trainer.accumulate(groups)
-    tally = trainer._tally
-    total = tally.num_tokens if config.algorithm.aggregation == "token_mean" else tally.num_samples
+    counts = trainer._batch.counts
+    total = counts.tokens if config.algorithm.aggregation == "token_mean" else counts.samples
     got = gradients(trainer)
     assert got.keys() == expected.keys()
     for name, gradient in got.items():
         torch.testing.assert_close(gradient / total, expected[name], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("keys", [{}, {"algorithm__decoupled": True}])
+def test_several_updates_equal_those_of_the_plain_trainer(keys: dict[str, bool], model_dir: Path, world: World) -> None:
+    config = make_config(algorithm__updates=2, algorithm__epochs=2, trainer__lr=0.01, **keys)
+    plain, trainer = PlainTrainer(config, model_dir), FsdpTrainer(config, model_dir, world)
+    clipped = []
+    for seed in range(2):
+        groups = make_groups(seed)
+        plain.store(groups)
+        expected = [plain.step(groups[first::2]) for first in (0, 1, 0, 1)]
+        for group in make_groups(seed):
+            trainer.accumulate([group])
+        result = trainer.step()
+        assert result.metrics["loss"] == pytest.approx(np.mean(expected), abs=1e-5)
+        assert result.metrics["samples"] == sum(len(group.samples) for group in groups)
+        clipped.append(result.metrics["clip_fraction"])
+    assert min(clipped) > 0
+    for name, tensor in weights(trainer).items():
+        torch.testing.assert_close(tensor, plain.model.state_dict()[name], atol=2e-4, rtol=1e-3)
+
+
+def test_what_compares_with_the_sampling_policy_is_of_the_weights_before_the_first_update(
+    model_dir: Path, world: World
+) -> None:
+    once = FsdpTrainer(make_config(trainer__lr=0.01), model_dir, world)
+    often = FsdpTrainer(make_config(trainer__lr=0.01, algorithm__updates=2, algorithm__epochs=3), model_dir, world)
+    found = []
+    for trainer in (once, often):
+        trainer.accumulate(make_groups(1))
+        found.append(trainer.step().metrics)
+    for name in ("kl_behaviour", "ratio_mean", "logprob_gap_mean", "effective_samples", "lag0_kl", "tokens"):
+        assert found[0][name] == pytest.approx(found[1][name], rel=1e-5), name
+
+
+def test_one_bad_mini_batch_does_not_stop_the_others(model_dir: Path, world: World) -> None:
+    trainer = FsdpTrainer(make_config(algorithm__updates=2), model_dir, world)
+    groups = make_groups(1)
+    groups[0].samples[0].record.logprobs[groups[0].samples[0].record.sampled] = np.float32(np.nan)
+    trainer.accumulate(groups)
+    result = trainer.step()
+    assert result.metrics["update_skipped"] == 1
+    assert result.digest != result.parent_digest
+    assert result.metrics["grad_norm"] > 0
+
+
+def test_a_refreshed_reference_is_the_policy_and_is_in_checkpoints(
+    model_dir: Path, world: World, tmp_path: Path
+) -> None:
+    config = make_config(algorithm__kl=0.1, algorithm__kl_refresh=2, algorithm__kl_target=0.01, trainer__lr=0.01)
+    trainer, other = (FsdpTrainer(config, model_dir, world) for _ in range(2))
+    found = []
+    for seed in range(3):
+        trainer.accumulate(make_groups(seed))
+        found.append(trainer.step().metrics)
+    assert [step["kl_reference"] > 1e-6 for step in found] == [False, True, False]
+    assert found[0]["kl_coefficient"] == 0.1 > found[1]["kl_coefficient"]
+    trainer.save(tmp_path / "c")
+    other.load(tmp_path / "c")
+    for one in (trainer, other):
+        one.accumulate(make_groups(3))
+    assert trainer.step() == other.step()
 
 
 def test_streamed_equals_unstreamed(model_dir: Path, world: World) -> None:
@@ -107,6 +170,7 @@ def test_a_batch_scope_is_held_back_until_the_step(model_dir: Path, world: World
 
 COMBINATIONS = {
     "gspo": {"algorithm__loss": "gspo", "algorithm__aggregation": "group_mean", "algorithm__estimator": "gigpo"},
+    "several updates": {"algorithm__updates": 2, "algorithm__epochs": 2, "algorithm__decoupled": True},
     "cispo": {"algorithm__loss": "cispo", "algorithm__estimator": "lite_ppo", "algorithm__aggregation": "constant"},
     "corrected": {
         "algorithm__decoupled": True,
@@ -135,6 +199,16 @@ def test_a_step_depends_neither_on_packing_nor_on_chunks(variant: str, model_dir
     assert first["grad_norm"] > 0
     for metrics in others:
         assert metrics == pytest.approx(first, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_trains(recipe: str, model_dir: Path, world: World) -> None:
+    config = make_config(**{f"algorithm__{key}": value for key, value in preset(recipe).items() if key != "critic"})
+    trainer = FsdpTrainer(config, model_dir, world)
+    for seed in range(2):
+        trainer.accumulate(make_groups(seed), last=True)
+        metrics = trainer.step().metrics
+        assert metrics["grad_norm"] > 0 and metrics["update_skipped"] == 0, metrics
 
 
 def test_plays_that_are_left_out_count_in_the_total_only(model_dir: Path, world: World) -> None:

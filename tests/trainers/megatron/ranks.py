@@ -28,6 +28,7 @@ VOCABULARY = 61  # is padded
 LIMIT_S = 300
 FAMILIES = ("qwen3", "qwen2", "llama")
 TRAINING = {"algorithm__entropy": 0.01, "algorithm__kl": 0.1, "trainer__weight_decay": 0.1, "flow__temperature": 0.8}
+TRAINING |= {"algorithm__updates": 2, "algorithm__epochs": 2}
 
 
 def batch(seed: int) -> list[TrainGroup]:
