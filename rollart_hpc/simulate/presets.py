@@ -1,8 +1,8 @@
 """Workloads by name, and the one that a run file implies. Every figure has its source, or is marked as assumed.
 
 The ROLLART paper gives the turns of its tasks and which of them are heavy in prefill or decoding, but no tokens per
-turn and no latencies. `paper` therefore is an assumption, from a prototype's fit to its comparison of GPUs on single tasks.
-`paper-informed` also uses two of its absolute times. docs/results/paper.md says what either predicts.
+turn and no latencies. `paper` therefore is an assumption, from a prototype's fit to its comparison of GPUs on single
+tasks. `paper-informed` also uses two of its absolute times. docs/results/paper.md says what either predicts.
 """
 
 from __future__ import annotations
