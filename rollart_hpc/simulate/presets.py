@@ -1,8 +1,8 @@
 """Workloads by name, and the one that a run file implies. Every figure has its source, or is marked as assumed.
 
 The ROLLART paper gives the turns of its tasks and which of them are heavy in prefill or decoding, but no tokens per
-turn and no latencies. `paper` therefore is an assumption: figures that fit its comparison of GPUs on single tasks.
-`paper-informed` also uses two of its absolute times. docs/results/paper.md says what either predicts.
+turn and no latencies. `paper` therefore is an assumption, from a prototype's fit to its comparison of GPUs on single
+tasks. `paper-informed` also uses two of its absolute times. docs/results/paper.md says what either predicts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rollart_hpc.simulate.workload import Machines, TaskProfile, Workload
 
 _TURNS = "range: table 1 of the paper; mean: assumed"
 _ASSUMED = "assumed"
-_FITTED = "assumed, so that 2 H800 and 6 H20 compare as in the paper"
+_FITTED = "assumed, from a prototype's fit to the paper's comparison of 2 H800 and 6 H20"
 
 FROZENLAKE = TaskProfile(
     turns=Law(40, 0.5, 20, 100),

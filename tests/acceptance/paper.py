@@ -116,9 +116,10 @@ def _head(rows: list[Row], times: Times) -> list[str]:
         "",
         "The paper gives the turns of its tasks, but neither tokens per turn nor prefix reuse nor latencies.",
         "`tests/acceptance/paper_testbed.py` and `rollart_hpc/simulate/presets.py` have every figure that was assumed,",
-        "and were committed before the rows were computed. *strict* fits the paper's comparison of GPUs on single",
-        "tasks; *informed* also uses two of its absolute times, and was chosen when rows of *strict* were known from a",
-        "prototype.",
+        "and were committed before the rows were computed. *strict* was fitted in a prototype to the paper's",
+        "comparison of GPUs on single tasks; it was not fitted again here, so those rows (*used*) are off too.",
+        "*informed* also uses two of the paper's absolute times, and was chosen when rows of *strict* were known from",
+        "that prototype.",
         "",
         *table(
             ["workload", "mean absolute error", "to the middle of ranges", "within the range", "modes in order"], sums
