@@ -25,7 +25,8 @@ from transformers import PreTrainedModel
 from rollart_hpc.trainers import checkpoint as common
 from rollart_hpc.trainers import checksums
 from rollart_hpc.trainers.fsdp.critic import FsdpCritic
-from rollart_hpc.trainers.fsdp.model import named_tensors, saved_tensors
+from rollart_hpc.trainers.fsdp.loading import named_tensors
+from rollart_hpc.trainers.fsdp.model import saved_tensors
 from rollart_hpc.trainers.world import World
 
 _METADATA = ".metadata"
