@@ -261,6 +261,14 @@ def _add_site_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
     check = _add(kinds, "check", "rollart_hpc.cli.site:check", "compare a site file with the live cluster")
     check.add_argument("site", metavar="SITE", help="name of a site file, or a path")
     check.add_argument("--json", action="store_true", help="JSON output")
+    selftest = _add(
+        commands, "selftest", "rollart_hpc.cli.selftest:selftest", "try every part on this machine's GPUs and CPUs"
+    )
+    selftest.add_argument("--only", nargs="+", default=[], metavar="CHECK", help="some checks; default: all")
+    selftest.add_argument(
+        "--output", type=Path, default=Path("rollart-selftest.json"), metavar="FILE", help="file for all details"
+    )
+    selftest.add_argument("--json", action="store_true", help="JSON output")
     doctor = _add(commands, "doctor", "rollart_hpc.cli.doctor:doctor", "check whether runs would work at a site")
     doctor.add_argument("--site", help="name of a site file, or a path; default: your only site file")
     looks = "a run: its classes and the size of its model are checked; default: all classes that serve a need"

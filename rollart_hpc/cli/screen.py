@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections import deque
+from collections.abc import Collection
 from types import TracebackType
 from typing import Any, TextIO
 
 from rollart_hpc.observe import metrics
+from rollart_hpc.observe.sections import duration
 from rollart_hpc.observe.status import Status, TaskStatus
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import EventKind, LineKind
 
+BAR = 10  # characters
+RECENT_STEPS = 20
 CLEAR = "\r\x1b[2K"
 WARNINGS = {
     EventKind.TASK_FAILED: "task {name} failed for the first time",
@@ -33,6 +38,7 @@ class LiveScreen:
         self._is_terminal = self._out.isatty()
         self._records = Follower(run)
         self._success: dict[str, float] = {}  # of the newest step, by task
+        self._steps_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._line = ""
 
     def __enter__(self) -> LiveScreen:
@@ -57,11 +63,12 @@ class LiveScreen:
             is_step = record.get("kind") == LineKind.STEP
             if is_step:
                 self._success = record.get("success", {})
+                self._steps_s.append(float(record.get("step_s", 0.0)))
             line = progress_line(record, status)
             if line and not (is_step and self._is_terminal):
                 self._print(line)
         if self._is_terminal:
-            self._draw(status_line(status, self._success))
+            self._draw(f"{progress_bar(status, self._steps_s)} {status_line(status, self._success)}")
 
     def _print(self, text: str) -> None:
         start = CLEAR if self._line else ""
@@ -92,6 +99,14 @@ class Follower:
         self._offset += len(complete)
         lines, _ = metrics.parse(complete)  # a full disk may have left a torn line
         return lines
+
+
+def progress_bar(status: Status, steps_s: Collection[float]) -> str:
+    """[#####-----] 3 min 5 s to go. `steps_s`: how long the newest steps took."""
+    left = max(0, status.steps - status.step)
+    filled = BAR if not left else BAR * status.step // max(1, status.steps)
+    bar = f"[{'#' * filled}{'-' * (BAR - filled)}]"
+    return f"{bar} {duration(sum(steps_s) / len(steps_s) * left)} to go |" if steps_s and left else bar
 
 
 def status_line(status: Status, success: dict[str, float] | None = None) -> str:

@@ -29,7 +29,7 @@ WARM_UP = 2
 
 
 def simulate(args: argparse.Namespace) -> int:
-    _need_positive(args)
+    _need_sense(args)
     loaded = load_for_site(args, needs_model=False)
     case = case_of(args, loaded)
     modes = _modes(args.modes) if args.modes else [loaded.config.mode]
@@ -62,7 +62,9 @@ def case_of(args: argparse.Namespace, loaded: Loaded) -> Case:
     return Case(config, loaded.site, workload, shape_for(config, args.model))
 
 
-def _need_positive(args: argparse.Namespace) -> None:
+def _need_sense(args: argparse.Namespace) -> None:
+    if args.keep and args.keep.exists():
+        raise UserError(f"--keep {args.keep}: already exists", "choose another directory")
     for name in ("steps", "seeds"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name} {getattr(args, name)}: nothing would be simulated", "use 1 or more")

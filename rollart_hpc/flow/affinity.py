@@ -2,8 +2,9 @@
 
 Every turn adds to the sums of its task; older turns count less with every step. After each step the choice is the map
 from tasks to pools under which the busiest engine works the shortest time for these turns, by the roofline of its GPUs
-(`estimate.pools`). A task with several pools takes the same time on each of them. A choice stays until another map is
-clearly better for several steps, and a trajectory stays where the choice was when it began.
+(`estimate.pools`). A task with several pools has as many trajectories on each of their engines, because the router
+counts trajectories: slow engines make it late. A choice stays until another map is clearly better for several steps,
+and a trajectory stays where the choice was when it began.
 """
 
 from __future__ import annotations
@@ -194,8 +195,8 @@ def _load_s(figures: EngineFigures, used: Usage) -> float:
 def share_s(load: Mapping[str, float], pools: tuple[str, ...], alive: Mapping[str, int]) -> dict[str, float]:
     """Seconds that each engine works for a task, if these pools serve it. Without a living one of them all do."""
     served_by = [pool for pool in pools if pool in alive] or list(alive)
-    rate = sum(alive[pool] / max(load[pool], 1e-12) for pool in served_by)
-    return dict.fromkeys(served_by, 1 / rate)
+    engines = sum(alive[pool] for pool in served_by)
+    return {pool: load[pool] / engines for pool in served_by}
 
 
 def rated(

@@ -491,8 +491,8 @@ class Core:
         self.publisher.paid(event.worker, epoch=event.epoch)
         if event.epoch:
             self.publisher.failed(event.epoch)
-        elif event.worker in self.workers:
-            self.publisher.spoiled(self.workers[event.worker])
+        elif (worker := self.workers.get(event.worker)) is not None and worker.role == "relay":
+            self.publisher.spoiled(worker)
 
     def _transfer_sent(self, event: ev.TransferSent) -> None:
         if self.rules.collective == "mpi" and event.collective != "mpi":

@@ -100,6 +100,7 @@ class Play(msgspec.Struct):
     scored_at: float  # seconds since 1970, by the clock of the reward worker
     outcome: dict[str, Any]
     messages: list[dict[str, str]]
+    turn_rewards: list[float] = []  # if its reward function gives them
     samples: list[Tokens] = []  # of the share whose tokens are kept
     step: int | None = None  # that trained it; readers take it from the ledger
 

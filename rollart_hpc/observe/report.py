@@ -14,8 +14,10 @@ import msgspec
 from rollart_hpc.errors import SiteError
 from rollart_hpc.files import write_atomic
 from rollart_hpc.observe import sections
+from rollart_hpc.observe.examples import examples, shown
 from rollart_hpc.observe.history import read_history
 from rollart_hpc.observe.page import fold, page, pair
+from rollart_hpc.observe.plays import Play
 from rollart_hpc.observe.sections import Run
 from rollart_hpc.observe.status import Cluster, Status, read_status
 from rollart_hpc.observe.trace_sums import read_trace
@@ -29,7 +31,7 @@ def write_report(run_dir: Path, state: RunState | None = None) -> Path:
     if state is not None:
         run.status.state = state
     target = RunDir(run_dir).report
-    write_atomic(target, render(run))
+    write_atomic(target, render(run, examples(RunDir(run_dir))))
     return target
 
 
@@ -58,9 +60,11 @@ def _cluster(path: Path) -> Cluster:
         return Cluster()
 
 
-def render(run: Run) -> str:
+def render(run: Run, plays: list[Play] | None = None) -> str:
+    """`plays`: examples of trajectories."""
     name = run.status.name or run.path.name
-    return page(f"{name} · rollart-hpc", [sections.header(run, name), sections.cards(run), *details(run)])
+    head = [sections.header(run, name), sections.cards(run)]
+    return page(f"{name} · rollart-hpc", [*head, *details(run), shown(plays or [])])
 
 
 def details(run: Run) -> list[str]:

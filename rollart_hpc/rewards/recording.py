@@ -88,5 +88,6 @@ def play_of(wanted: ScoreWanted, transcript: Frame, scored: Scored) -> Play:
         scored_at=round(time.time(), 3),
         outcome=recorded.outcome,
         messages=messages,
+        turn_rewards=scored.turn_rewards,
         samples=samples_of(facts),
     )

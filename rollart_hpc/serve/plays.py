@@ -177,14 +177,17 @@ def _beside(shelf: Shelf, play: Play, others: list[Summary]) -> str:
     shown = [play, *filter(None, map(shelf.index.load, names[1:SIBLINGS]))]
     parts = []
     for each in shown:
-        says = "".join(_say(message.get("role", ""), message.get("content", "")) for message in each.messages)
+        says = "".join(_say(at, message, each.turn_rewards) for at, message in enumerate(each.messages))
         title = f"{each.trajectory}: reward {each.reward:.3g}{'' if each.success else ', failed'}"
         parts.append(section(title, "", says))
     return f'<div class="beside">{"".join(parts)}</div>'
 
 
-def _say(role: str, content: str) -> str:
-    return f'<div class="say {escape(role)}"><i>{escape(role)}</i>{text(content)}</div>'
+def _say(at: int, message: dict[str, str], turn_rewards: list[float]) -> str:
+    """Turns are pairs of messages; what a turn earned stands at its answer."""
+    role, turn = escape(message.get("role", "")), at // 2
+    earned = f", earned {turn_rewards[turn]:.3g}" if at % 2 and turn < len(turn_rewards) else ""
+    return f'<div class="say {role}"><i>{role}{earned}</i>{text(message.get("content", ""))}</div>'
 
 
 def _tokens(shelf: Shelf, play: Play) -> str:

@@ -91,7 +91,7 @@ def _profile(name: str, seen: Seen, status: TaskStatus, ran: TaskConfig) -> Task
     turns = [float(len(each)) for each in seen.steps_s.values()]
     steps_s = [seconds for each in seen.steps_s.values() for seconds in each]
     injected = ran.trouble.turn_latency.mean_s
-    own_s = [max(0.0, seconds - injected) for seconds in steps_s] if not injected else []
+    own_s = fmean(steps_s) - injected if steps_s else 0.0
     answer = status.decode_tokens / status.turns
     prompt = status.prefill_tokens / status.turns
     mean_turns = fmean(turns) if turns else 1.0
@@ -101,7 +101,7 @@ def _profile(name: str, seen: Seen, status: TaskStatus, ran: TaskConfig) -> Task
         observation=Law(max(1.0, prompt * (1 - _PROMPT_SHARE) * mean_turns / max(1.0, mean_turns - 1))),
         answer=Law(max(1.0, answer), _ANSWER_CV, high=ran.max_response_tokens),
         reset=measured(seen.resets_s) if seen.resets_s else Law(0.0),
-        step=measured(own_s) if own_s else Law(0.002),
+        step=Law(max(0.0, own_s), 0.5) if injected or not steps_s else measured(steps_s),
         score=measured(seen.scores_s) if seen.scores_s else Law(0.0),
         success=status.success if status.success is not None else 0.5,
         sources={"turns, latencies, tokens": f"measured in {name}"},

@@ -184,7 +184,7 @@ class _Planner:
     def _confirm(self, candidates: list[Candidate]) -> list[Side]:
         """Seed by seed, so that an early end of the time leaves complete sides. With little time only the best."""
         each_s = self._slowest_s * (self._wish.steps + WARM_UP) / (SEARCH_STEPS + WARM_UP)
-        while len(candidates) > 2 and self._seconds_for(len(candidates), each_s) > self._left_s():
+        while len(candidates) > 2 and self._wish.seeds * self._seconds_for(len(candidates), each_s) > self._left_s():
             candidates = candidates[:-1]
         base = self._case.config.seed
         outcomes: list[list[Outcome]] = [[] for _ in candidates]

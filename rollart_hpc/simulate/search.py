@@ -13,6 +13,7 @@ from typing import Any
 from rollart_hpc.simulate.knobs import Move
 
 GAIN = 0.01  # less is not worth a change of the run
+_LATER = 2  # turns
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,8 @@ def _next(
     seen: set[str],
     tidy: Callable[[Candidate], Candidate],
 ) -> list[Candidate]:
-    """Untried neighbours of the best: first one of each kind that helps, in turn, then the others."""
-    ranked: list[tuple[bool, int, int, Candidate]] = []
+    """Untried neighbours of the best: one of each kind in turn, those that hardly help two turns later."""
+    ranked: list[tuple[int, int, Candidate]] = []
     counts: dict[tuple[str, bool], int] = {}
     for number, move in enumerate(moves(found.best)):
         candidate = tidy({**found.best, **move.changes})
@@ -86,8 +87,8 @@ def _next(
         is_idle = not any(found.rating.bound.startswith(what) for what in move.helps)
         turn = counts.get((move.kind, is_idle), 0)
         counts[move.kind, is_idle] = turn + 1
-        ranked.append((is_idle, turn, number, candidate))
-    unique = {_key(candidate): candidate for *_, candidate in sorted(ranked, key=lambda each: each[:3])}
+        ranked.append((turn + _LATER * is_idle, number, candidate))
+    unique = {_key(candidate): candidate for *_, candidate in sorted(ranked, key=lambda each: each[:2])}
     return list(unique.values())
 
 

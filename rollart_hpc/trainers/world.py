@@ -5,7 +5,9 @@ wait for that file. A single rank opens no port. Without the secret nobody meets
 those that libraries make, begins with a proof that both ends of each connection know it. We send payloads as raw bytes,
 never pickled; torch's and Megatron's checkpoint code pickles its plans, between proven ranks only. A rank that dies
 closes its sockets, which fails the group on the other ranks. A rank that hangs is found by its missing heartbeats. So
-operations have no timeout of their own: they may wait as long as the controller needs to make a batch.
+our own operations, over gloo, have no timeout: they may wait as long as the controller needs to make a batch. Where
+there are GPUs, the model's operations have one, because nobody waits for a batch in them: a collective that hangs is
+ended by NCCL's watchdog, which names it in the rank's log with the stack that started it (torch's flight recorder).
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from rollart_hpc.wire.ports import listen_tcp
 
 _FOREVER = timedelta(days=30)
 _RETRY_S = 0.05
+_HANGS = timedelta(minutes=20)  # a collective of a model on GPUs; the longest gap is one rank that publishes or saves
 _PROOF = timedelta(minutes=10)  # ranks reach a new group at different times, after the model is loaded at the latest
 
 
@@ -48,6 +51,7 @@ class World:
     size: int
     device: torch.device
     store: Store | None = field(default=None, repr=False, compare=False)  # torch's groups use it as long as they live
+    patient: dist.ProcessGroup | None = field(default=None, repr=False, compare=False)  # None: torch's default group
 
     def sum(self, values: list[float]) -> list[float]:
         return self._reduce(values, dist.ReduceOp.SUM)
@@ -60,7 +64,7 @@ class World:
             return values
         tensor = torch.tensor(values, dtype=torch.float64)
         with rank_errors():
-            dist.all_reduce(tensor, op)
+            dist.all_reduce(tensor, op, group=self.patient)
         return tensor.tolist()
 
     def all_good(self, problem: SiteError | None) -> None:
@@ -79,9 +83,9 @@ class World:
         payload = _join(frames) if frames is not None else None
         length = torch.tensor([0 if payload is None else len(payload)])
         with rank_errors():
-            dist.broadcast(length, src=0)
+            dist.broadcast(length, src=0, group=self.patient)
             data = torch.empty(int(length), dtype=torch.uint8) if payload is None else payload
-            dist.broadcast(data, src=0)
+            dist.broadcast(data, src=0, group=self.patient)
         return _split(data)
 
     def close(self) -> None:
@@ -130,8 +134,11 @@ def open_world(
         os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
         _prove_gloo_groups(store.secret)
     with rank_errors():
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_FOREVER)
-    return World(rank, size, place, store)
+        is_gpu = place.type == "cuda"
+        timeout = _HANGS if is_gpu else _FOREVER
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        patient = dist.new_group(backend="gloo", timeout=_FOREVER) if is_gpu else None
+    return World(rank, size, place, store, patient)
 
 
 def _prove_gloo_groups(secret: str) -> None:

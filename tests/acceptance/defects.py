@@ -86,6 +86,9 @@ TESTED = (
            "max(self._alone_s.get(role, 0.0), self._seeing_s)", "self._alone_s.get(role, 0.0)"),
     Mutant("an answer about older weights pays for newer ones", ASIDE + "test_an_answer_about_older_weights_does_not_"
            "pay_for_newer_ones", "flow/publish.py", "if self._is_older(worker, weights, epoch):", "if False:"),
+    Mutant("a trainer has a bad copy of the weights, as if it were a relay",
+           "tests/roles/test_checks.py::test_only_a_relay_can_have_a_bad_copy", CORE,
+           'is not None and worker.role == "relay":', "is not None:"),
     Mutant("no way back from quarantine", ASIDE + "test_a_quarantined_task_is_tried_again_and_the_pause_doubles",
            "flow/admission.py", "if now >= due_s]:", "if False]:"),
     Mutant("updates are skipped for ever", ASIDE + "test_skipped_updates_are_counted_and_told_and_end_the_run_if_they_"

@@ -34,13 +34,13 @@ def mutants(cores: int = 1) -> bool:
     driven: list[dict[str, Any]] = []
     tested: list[dict[str, Any]] = []
     with ThreadPoolExecutor(cores) as pool:
-        with copied() as directory:
-            failed = failing(directory, sorted({mutant.by for mutant in TESTED}))
-        print(f"without a defect: {', '.join(failed) or 'all tests pass'}", flush=True)
         rows = pool.map(_put_back, (*DRIVEN, *TESTED))
         for mutant, row in zip((*DRIVEN, *TESTED), rows, strict=True):
             (driven if mutant.by in WITHIN else tested).append(row)
             store("mutants", {"driven": driven, "tested": tested})
+    with copied() as directory:
+        failed = failing(directory, sorted({mutant.by for mutant in TESTED}))
+    print(f"without a defect: {', '.join(failed) or 'all tests pass'}", flush=True)
     return not failed and all(row["seeds"] for row in driven) and all(row["fails"] for row in tested)
 
 
@@ -65,7 +65,7 @@ def copied(mutant: Mutant | None = None) -> Iterator[Path]:
         for name in COPIED:
             source, target = ROOT / name, Path(directory) / name
             if source.is_dir():
-                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(source, target)  # with what is compiled
             else:
                 shutil.copy(source, target)
         if mutant is not None:

@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from tests.acceptance.drive import ROOT, table, write_page
@@ -27,23 +26,21 @@ set -e
 root=$1; shift
 mount --bind "$root" "$root"
 mount --rbind /dev "$root/dev"; mount -t proc proc "$root/proc"; mount --rbind /sys "$root/sys"
-for path in %(paths)s; do mkdir -p "$root$path"; mount --rbind "$path" "$root$path"; done
+for path in %(paths)s; do mkdir -p "$root$path"; mount --bind "$path" "$root$path"; done
 mkdir -p "$root/mnt/old"; cd "$root"; pivot_root . mnt/old; cd /; umount -l /mnt/old
 exec "$@"
 """
 LINE = re.compile(r"^(tests/slurm/\S+::\S+) (PASSED|FAILED|SKIPPED|ERROR)", re.MULTILINE)
 
 
-def newest(tests: list[str]) -> bool:
+def newest(keep: Path, tests: list[str]) -> bool:
     """`tests`: what to run; empty = all of tests/slurm."""
-    if not shutil.which("debootstrap"):
-        subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", "debootstrap"], check=True)
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as scratch:  # /tmp is one of the paths that are the same inside
-        root = Path(scratch) / SUITE
+    root = keep / SUITE
+    if not root.exists():
         make(root)
-        versions = [said(root, "slurmctld", "-V"), said(root, "apptainer", "--version")]
-        done = enter(root, sys.executable, "-m", "pytest", "-v", "-n", "0", "-p", "no:cacheprovider",
-                     *(tests or ["tests/slurm"]))  # fmt: skip
+    versions = [said(root, "slurmctld", "-V"), said(root, "apptainer", "--version")]
+    command = [sys.executable, "-m", "pytest", "-v", "-n", "0", "-p", "no:cacheprovider"]
+    done = enter(root, *command, *(tests or ["tests/slurm"]))
     print(done.stdout[-5000:], done.stderr[-1000:])
     results = LINE.findall(done.stdout)
     write_page("newest", page(versions, results))
@@ -51,6 +48,8 @@ def newest(tests: list[str]) -> bool:
 
 
 def make(root: Path) -> None:
+    if not shutil.which("debootstrap"):
+        subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", "debootstrap"], check=True)
     command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(root), MIRROR]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     for name in ("hosts", "hostname", "resolv.conf"):

@@ -11,8 +11,10 @@ python tests/acceptance/run.py scale        # likewise, with 25, 100 and 200 nod
 python tests/acceptance/run.py smollm2
 python tests/acceptance/run.py benches
 python tests/acceptance/run.py hub
+python tests/acceptance/run.py gpu-readiness
 python tests/acceptance/run.py paper        # simulated: every row of the paper's tables
 python tests/acceptance/run.py simulated-scale
+python tests/acceptance/run.py predicts     # the simulator against real runs; needs a quiet machine
 python tests/acceptance/run.py streamed-scale  # the real controller under the events of simulated clusters
 python tests/acceptance/run.py ray          # installs Ray into an environment of its own
 python tests/acceptance/run.py trl          # installs TRL into an environment of its own; 2 minutes
@@ -50,6 +52,7 @@ from tests.acceptance.benches import benches
 from tests.acceptance.chaos import chaos
 from tests.acceptance.faults import faults
 from tests.acceptance.fuzz import fuzz
+from tests.acceptance.gpu_readiness import gpu_readiness
 from tests.acceptance.hub import hub
 from tests.acceptance.jobs import jobs
 from tests.acceptance.modes import modes
@@ -57,6 +60,7 @@ from tests.acceptance.mutants import mutants
 from tests.acceptance.newest import newest
 from tests.acceptance.offpolicy import offpolicy
 from tests.acceptance.paper import paper
+from tests.acceptance.predicts import predicts
 from tests.acceptance.quickstart import quickstart
 from tests.acceptance.recipes import recipes
 from tests.acceptance.reliability import render
@@ -102,14 +106,16 @@ def main() -> int:
             "slurm": lambda: slurm(keep),
             "jobs": lambda: jobs(keep),
             "before": lambda: before(keep, args.pairs),
-            "newest": lambda: newest(args.tests),
+            "newest": lambda: newest(keep, args.tests),
             "backends": lambda: backends(keep),
             "scale": lambda: scale(keep, args.nodes),
             "smollm2": lambda: smollm2(keep),
             "benches": lambda: benches(keep),
             "hub": hub,
+            "gpu-readiness": lambda: gpu_readiness(keep),
             "paper": lambda: paper(args.resume),
             "simulated-scale": simulated_scale,
+            "predicts": lambda: predicts(keep),
             "streamed-scale": streamed_scale,
             "ray": lambda: against_ray(keep),
             "trl": lambda: against_trl(keep),

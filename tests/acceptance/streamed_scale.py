@@ -6,31 +6,17 @@ import gc
 import json
 import os
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rollart_hpc.estimate.shapes import SHAPES
-from rollart_hpc.simulate.build import Case, build
+from rollart_hpc.simulate.build import build
 from tests.acceptance.drive import RESULTS, table, write_page
-from tests.acceptance.paper_testbed import Setting, case_of
+from tests.acceptance.simulated_scale import SIZES, Size
+from tests.acceptance.simulated_scale import _case as case_of_size
 from tests.acceptance.streamed import Streamed
 
 SKIPPED, TURNS = 100_000, 150_000
-
-
-@dataclass(frozen=True)
-class Size:
-    """One GPU in six trains; engines of 4 GPUs, two thirds of them H800."""
-
-    gpus: int
-    train: int
-    h800: int
-    h20: int
-    groups: int
-
-
-SIZES = (Size(3072, 512, 1712, 848, 1024), Size(10_000, 1664, 5560, 2776, 3328))
 
 
 def streamed_scale() -> bool:
@@ -41,7 +27,7 @@ def streamed_scale() -> bool:
 
 
 def _streamed(size: Size) -> dict[str, Any]:
-    case = _case(size)
+    case = case_of_size(size)
     spec = build(case, steps=100)
     with tempfile.TemporaryDirectory() as scratch:
         streamed = Streamed(Path(scratch) / "run", case.config, spec, SKIPPED, TURNS)
@@ -55,15 +41,6 @@ def _streamed(size: Size) -> dict[str, Any]:
     figures = {"us_per_turn": cost.us_per_turn, "turns_per_s": cost.turns / cost.virtual_s}
     slots = sum(count for _, count in spec.envs)
     return {**asdict(size), "engines": len(spec.engines), "slots": slots, **asdict(cost), **figures}
-
-
-def _case(size: Size) -> Case:
-    setting = Setting(h800=size.h800, h20=size.h20, has_map=True, groups=size.groups, tensor=4)
-    case = case_of(setting, "informed")
-    case.config.trainer.ranks = size.train
-    case.config.env.workers = 2 * size.groups * 8 // 64 + 8
-    case.config.reward.workers = size.groups
-    return Case(case.config, case.site, case.workload, SHAPES["qwen3-8b"])
 
 
 def _page(rows: list[dict[str, Any]]) -> list[str]:

@@ -4,9 +4,10 @@ import io
 import json
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
-from rollart_hpc.cli.screen import CLEAR, LiveScreen, status_line, summary
+from rollart_hpc.cli.screen import CLEAR, LiveScreen, progress_bar, status_line, summary
 from rollart_hpc.observe.status import StalenessStatus, Status, TaskStatus, WorkerStatus
 from rollart_hpc.rundir import RunDir
 from rollart_hpc.vocabulary import RunState
@@ -81,8 +82,22 @@ def test_one_updating_line_on_a_terminal(run: RunDir) -> None:
         append(run, STEP)
         screen.show(STATUS)
         screen.say("news")
-    line = "step 2/3 | lake 0.50 (0.25 -> 0.75) | new | 10 tok/s | staleness 1/1 | env 2"
+    line = "[######----] 1.50 s to go | step 2/3 | lake 0.50 (0.25 -> 0.75) | new | 10 tok/s | staleness 1/1 | env 2"
     assert out.getvalue() == f"{CLEAR}{line[:79]}{CLEAR}news\n{line[:79]}\n"
+
+
+@pytest.mark.parametrize(
+    ("step", "steps", "took_s", "shown"),
+    [
+        (0, 40, [], "[----------]"),
+        (10, 40, [1.0, 3.0], "[##--------] 1 min 0 s to go |"),
+        (39, 40, [2.0], "[#########-] 2.00 s to go |"),
+        (40, 40, [2.0], "[##########]"),
+        (0, 0, [], "[##########]"),
+    ],
+)
+def test_the_progress_bar(step: int, steps: int, took_s: list[float], shown: str) -> None:
+    assert progress_bar(Status(step=step, steps=steps), took_s) == shown
 
 
 def test_quiet_shows_nothing(run: RunDir) -> None:

@@ -37,6 +37,7 @@ def test_json_has_every_seed(capsys: pytest.CaptureFixture[str]) -> None:
     ("wrong", "told"),
     [
         (["--modes", "fast"], "there is no such mode"),
+        (["--keep", "."], "already exists"),
         (["--steps", "0"], "nothing would be simulated"),
         (["--workload", "nothing"], "neither a preset nor a directory"),
         (["--workload", "paper"], "does not describe it"),

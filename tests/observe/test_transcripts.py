@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from rollart_hpc.config.schema import ObserveConfig
 from rollart_hpc.observe import ledger, transcripts
+from rollart_hpc.observe.examples import examples, shown
 from rollart_hpc.observe.plays import Facts, Name, Tokens, is_chosen, parsed, samples_of, spread
+from rollart_hpc.observe.report import write_report
 from rollart_hpc.observe.shards import shards
 from rollart_hpc.observe.transcripts import Where, extremes, read, with_advantages
 from rollart_hpc.rewards.recording import Recorder
@@ -169,6 +171,25 @@ def test_json_lines_of_the_command_are_those_of_the_shards(run: RunDir, capsys: 
     assert "trained in step 4; 1 turns, 3 of 5 tokens sampled under versions 3 to 4" in text[1]
     assert main(["transcripts", str(run.path), "--step", "4..x"]) == 2
     assert call("--task", "other") == []
+
+
+def test_the_report_shows_the_best_and_the_worst_of_each_task(run: RunDir) -> None:
+    more = Recorder(run, ALL, "reward-2-cc", attempt=1)
+    for number in range(10):
+        write_play(more, f"a1.g{20 + number}.m0", number / 10, task="<lake>")
+    more.close()
+    found = [(play.task, play.reward) for play in examples(run)]
+    assert found == [
+        *(("<lake>", reward) for reward in (0.0, 0.1, 0.2, 0.7, 0.8, 0.9)),
+        *(("lake", reward) for reward in (0.0, 0.25, 0.5, 1.0)), ("sorting", 0.75),
+    ]  # fmt: skip
+    text = write_report(run.path).read_text()
+    assert text.count("<details>") == len(found) + 1 and "<lake>" not in text and "&lt;lake&gt;: reward 0.9" in text
+    assert "lake: reward 0.25, failed (a1.g8.m0)" in text and "<pre>wall</pre>" in text
+
+
+def test_a_report_without_transcripts(tmp_path: Path) -> None:
+    assert examples(RunDir(tmp_path)) == [] and shown([]) == ""
 
 
 # --- ids, shares, tokens -----------------------------------------------------------------------

@@ -78,12 +78,13 @@ def test_scores_failures_and_the_end(worker: Scripted) -> None:
     ask(worker, "g")
     assert worker.expect(Scored, trajectory="g")[0].reward == 3.0
     recorded = {play.trajectory for play in until(lambda: list(read(worker.run)))}
-    assert recorded <= {"a", "b", "g"}, "what was scored, and seconds later all of it"
+    assert recorded <= {"a", "b", "by turn", "g"}, "what was scored, and seconds later all of it"
     worker.send(Stop("done"))
     worker.expect(Bye)
     assert worker.processes[0].wait(PATIENCE_S) == 0
     plays = {play.trajectory: play for play in read(worker.run)}
-    assert set(plays) == {"a", "b", "g"} and plays["b"].reward == 6.0 and plays["b"].issue == 3
+    assert set(plays) == {"a", "b", "by turn", "g"} and plays["b"].reward == 6.0 and plays["b"].issue == 3
+    assert plays["by turn"].turn_rewards == [0.25, 0.75] and plays["a"].turn_rewards == []
     assert plays["a"].messages[1] == {"role": "assistant", "content": "left"}
     assert '"reward"' in worker.run.trace_part(worker.attempt, "worker-0").read_text()
 

@@ -194,6 +194,17 @@ def test_only_the_trainer_ends_a_checkpoint_and_only_the_supervisor_a_run(run: S
     assert run.core.saved_version == save.version
 
 
+@pytest.mark.parametrize("name", ["trainer", "engine-0"])
+def test_only_a_relay_can_have_a_bad_copy(run: StubRun, name: str) -> None:
+    """Another one was taken for a relay that needs a copy; when it left, the next transfer raised."""
+    goes_on(run)
+    run.say(name, ms.TransferFailed(0, "x"))
+    run.tick()
+    assert not any(isinstance(message, ms.TransferJoin) for _, message, _ in run.hub.sent)
+    run.say(name, ms.Bye("x"))
+    run.tick()
+
+
 def test_weights_that_nobody_published_are_refused(run: StubRun) -> None:
     run.answer(200)
     for name, message in (

@@ -15,7 +15,7 @@ from rollart_hpc.rundir import RunDir
 
 def call(*arguments: object) -> str:
     command = [sys.executable, "-m", "rollart_hpc.cli", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd="/")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900, cwd="/")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -84,3 +86,30 @@ def test_a_stale_rendezvous_file_is_read_again(tmp_path: Path) -> None:
     assert store.get("key") == b"value"
     joined[0].close()
     store.close()
+
+
+def test_on_gpus_the_models_collectives_have_a_timeout_and_our_own_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU is needed: torch is asked, not used."""
+    asked: list[tuple[str, float]] = []
+    used: list[Any] = []
+    monkeypatch.setattr(worlds, "pick_device", lambda *_: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+
+    def open_default(backend: str, *, timeout: Any, **_: Any) -> None:
+        asked.append((backend, timeout.total_seconds()))
+
+    def open_patient(*, backend: str, timeout: Any) -> str:
+        asked.append((backend, timeout.total_seconds()))
+        return "patient"
+
+    monkeypatch.setattr(dist, "init_process_group", open_default)
+    monkeypatch.setattr(dist, "new_group", open_patient)
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, op, group: used.append(group))
+    monkeypatch.setattr(dist, "broadcast", lambda tensor, src, group: used.append(group))
+    world = replace(worlds.open_world(0, 1, "auto"), size=2)
+    (models, model_s), (ours, own_s) = asked
+    assert (models, ours) == ("cpu:gloo,cuda:nccl", "gloo")
+    assert 600 <= model_s <= 1800 and own_s > 1e6
+    world.sum([1.0])
+    world.broadcast([b"frame"])
+    assert used == ["patient"] * 3

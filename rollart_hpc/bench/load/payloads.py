@@ -10,6 +10,7 @@ import msgspec
 
 from rollart_hpc.config.schema import ObserveConfig
 from rollart_hpc.observe.plays import Facts, is_chosen
+from rollart_hpc.types import OBSERVED
 
 PROMPT_TOKENS, ANSWER_TOKENS = 256, 64
 PROMPT_BYTES, ANSWER_BYTES = 4 * PROMPT_TOKENS, 12 * ANSWER_TOKENS  # an answer has ids, log-probs and versions
@@ -33,9 +34,13 @@ def answer_of(version: int) -> tuple[bytes, bytes, bytes]:
 
 @cache
 def record_of(turns: int, added_bytes: int = 0) -> tuple[bytes, ...]:
-    """The frames of Ended: the transcript, then ids, log-probs and versions of all tokens."""
+    """The frames of Ended: the transcript, then ids, log-probs and versions of all tokens.
+
+    The versions are those of observed tokens: sampled ones must not be older than the answers, which are not kept.
+    """
     tokens = turns * TURN_TOKENS
-    return bytes(CHARACTERS_PER_TOKEN * tokens + added_bytes), *[bytes(4 * tokens)] * 3
+    zeros, versions = bytes(4 * tokens), struct.pack("<i", OBSERVED) * tokens
+    return bytes(CHARACTERS_PER_TOKEN * tokens + added_bytes), zeros, zeros, versions
 
 
 def kept_bytes(trajectory: str, turns: int, observe: ObserveConfig) -> int:

@@ -101,7 +101,7 @@ def supervisor_command(session: SlurmSession, held_by: record.HeldBy, variables:
     supervisor = [*python, SUPERVISOR, "--run-dir", str(session.run.path), f"--held-by={held_by}"]
     return [
         *_srun(session.allocation, session.allocation.hosts[first.nodes[0]], 0), "--gres=none", "--export=ALL",
-        "--input=0", "--unbuffered", f"--chdir={session.run.path}", "--job-name=supervisor",
+        "--unbuffered", f"--chdir={session.run.path}", "--job-name=supervisor",
         *in_shell(site, first.hardware, ["env", *known, *python, HELD, *supervisor]),
     ]  # fmt: skip
 

@@ -26,7 +26,7 @@ def reach(run: RunDir, host: str, command: list[str]) -> list[str]:
     return [*srun_beside(job, host, None), *_OPTIONS, *in_shell(read_site(run.site), hardware, command)]
 
 
-_OPTIONS = ("--gres=none", "--export=ALL", "--input=0", "--unbuffered", "--job-name=chaos", "--quiet")
+_OPTIONS = ("--gres=none", "--export=ALL", "--unbuffered", "--job-name=chaos", "--quiet")
 
 
 def _satellite(run: RunDir, host: str) -> tuple[int, str]:

@@ -88,7 +88,10 @@ def test_the_supervisor_runs_on_the_first_node_with_the_allocation_s_variables(s
     }  # fmt: skip
     *options, shell, login, flag, script = supervisor_command(session, "prompt", variables)
     assert options[:3] == ["srun", "--jobid=12", "--het-group=0"] and "--nodelist=host-of-cpu-0" in options
-    assert "--overlap" in options and "--input=0" in options and (shell, login, flag) == ("/bin/bash", "-l", "-c")
+    assert not [option for option in options if option.startswith("--input")], (
+        "newer Slurm closes a task number's input"
+    )
+    assert "--overlap" in options and (shell, login, flag) == ("/bin/bash", "-l", "-c")
     assert "module load tools\nexec env SLURM_JOB_ID=12 SLURM_HET_SIZE=3 " in script and "SLURM_MEM" not in script
     assert script.endswith(f"--run-dir '{session.run.path}' --held-by=prompt")
 
