@@ -50,6 +50,10 @@ def page(found: Found) -> list[str]:
         if (runs := [run for run in found.values() if run["name"] == f"lag={lag} {arm}"])
     ]
     seeds = sorted({run["seed"] for run in found.values()})
+    left = [case for case in cases([0, 1, 2]) if case.key not in found]
+    note = (
+        f"{len(left)} of {len(list(cases([0, 1, 2])))} trainings are still to be run: no conclusion can be drawn yet."
+    )
     return [
         "# How far asynchrony can be pushed",
         "",
@@ -64,6 +68,7 @@ def page(found: Found) -> list[str]:
         "make acceptance-offpolicy",
         "```",
         "",
+        *([note, ""] if left else []),
         *table(head, rows),
         "",
         *[f"- `{arm}`: {what}" for arm, (what, _) in ARMS.items()],
