@@ -14,9 +14,16 @@ FIGURES = {
     "faults": {
         "seconds": 3600.0, "cpu_seconds": 3500.0, "cores": 2, "broken": [], "kinds": {"kill": 8},
         "worlds": {"core": {"runs": 100_000, "events": 7, "faults": 8}},
-        "mutants": [{"defect": "put back", "world": "core", "seeds": 3, "within": 50}],
+    },
+    "mutants": {
+        "driven": [{"defect": "put back", "world": "core", "seeds": 3, "within": 50}],
+        "tested": [{"defect": "put back too", "test": "tests/x.py::test_x", "fails": ["test_x"]}],
     },
     "fuzz": {"messages": 10_000_000, "reached_the_core": 6_000_000},
+    "trust": {
+        "engines": 16, "slots": 2000, "seconds": 10.0, "ratios": {"turns_per_s": 0.97, "cpu_us_per_turn": 1.02},
+        "pairs": [[{"turns_per_s": 9700.0, "cpu_us_per_turn": 51.0}, {"turns_per_s": 10000.0, "cpu_us_per_turn": 50.0}]],
+    },
     "strangers": {
         "connections": 2000, "soft": 1024, "seconds": 60.0,
         "attacks": [{"hard": 20_000, "turns_before": 9.0, "turns_after": 8.9, "attempt_before": 1, "attempt_after": 1,
