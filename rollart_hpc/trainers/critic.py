@@ -35,9 +35,11 @@ def value_loss(values: torch.Tensor, before: torch.Tensor, returns: torch.Tensor
 
 
 class Critic(ABC):
-    def __init__(self, config: RunConfig, world: World) -> None:
+    def __init__(self, config: RunConfig, world: World, *, counts: bool = True) -> None:
+        """`counts`: False on all ranks of a replica but one."""
         self._config = config
         self._world = world
+        self._counts = counts
         self._loss = 0.0  # summed over this rank's tokens of the present update
 
     @abstractmethod
@@ -61,7 +63,7 @@ class Critic(ABC):
         for members, values in zip(bins, self._values(batch.packed(bins)) if bins else [], strict=True):
             ends = np.cumsum([len(found[i]) for i in members])[:-1]
             for i, part in zip(members, np.split(values.double().cpu().numpy(), ends)):
-                found[i] = part
+                found[i] = part if self._counts else found[i]
         everything = np.concatenate(found) if found else np.zeros(0)
         added = np.array(self._world.sum(everything.tolist()), np.float32)  # each replica knows those of its samples
         parts = np.split(added, np.cumsum([len(part) for part in found])[:-1]) if found else []
@@ -82,7 +84,7 @@ class Critic(ABC):
         assert micro.values is not None and micro.returns is not None
         each = value_loss(values, micro.values, micro.returns, self._config.algorithm.critic.clip)
         loss = (each * micro.weights).sum()
-        self._loss += float(loss.detach())
+        self._loss += float(loss.detach()) if self._counts else 0.0
         return loss
 
 

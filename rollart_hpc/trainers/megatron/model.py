@@ -37,6 +37,8 @@ from rollart_hpc.trainers.packing import MicroBatch
 from rollart_hpc.trainers.slices import in_slices
 from rollart_hpc.trainers.world import World
 
+_OUTPUT = "output_layer.weight"
+
 
 class Scoring(NamedTuple):
     """What the last stage computes of each sampled token."""
@@ -76,6 +78,35 @@ class Policy(GPTModel):  # type: ignore[misc]
         return in_slices(score, hidden, targets, (weight,), weight.shape[0])[:, None], None
 
 
+class ValueHead(torch.nn.Module):
+    """One output per token, which begins at 0. Every tensor-parallel rank has it whole, as it has the hidden states."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1, width))
+        self.micro: MicroBatch | None = None
+        self.sequence_parallel = False
+
+    def forward(self, hidden: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+        assert self.micro is not None
+        keep = self.micro.keep if self.micro.num_sampled else self.micro.ids[0, :1] * 0
+        return F.linear(hidden[keep], self.weight).float(), None
+
+
+class Values(GPTModel):  # type: ignore[misc]
+    """Returns values [1, sampled, 1] on the last stage, hidden states on the others."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        if self.post_process:
+            self.output_layer = ValueHead(self.config.hidden_size).to(self.config.params_dtype)
+
+    def forward(self, micro: MicroBatch) -> torch.Tensor:
+        if self.post_process:
+            self.output_layer.micro = micro
+        return super().forward(micro.ids, micro.positions, None, packed_seq_params=_packed(micro))
+
+
 def vocabulary_scores(
     scoring: Scoring, group: Any, hidden: torch.Tensor, targets: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
@@ -93,7 +124,7 @@ def vocabulary_scores(
 class LoadedModel(NamedTuple):
     """A model with weights, and where each weight is."""
 
-    model: Policy
+    model: GPTModel
     config: TransformerConfig
     family: Family
     table: list[Weight]
@@ -114,30 +145,42 @@ def open_groups(sizes: MegatronOptions) -> None:
 
 def load(directory: Path, run: RunConfig, world: World) -> LoadedModel:
     """This rank's part of the model, before any wrapping."""
+    return _load(directory, run, world, Policy)
+
+
+def load_critic(directory: Path, run: RunConfig, world: World) -> LoadedModel:
+    """The same with one output instead of a vocabulary."""
+    return _load(directory, run, world, Values)
+
+
+def _load(directory: Path, run: RunConfig, world: World, kind: type[GPTModel]) -> LoadedModel:
     family, sizes = read_family(directory), sizes_of(run)
     _check_sizes(family, sizes, directory)
     is_gpu = world.device.type == "cuda"
     config = _config(family, run, is_gpu=is_gpu)
     multiple = sizes.vocabulary_multiple * sizes.tensor_parallel
     shape = Shape(sizes.tensor_parallel, sizes.pipeline_parallel, family.padded_vocabulary(multiple), is_gpu)
-    model = _build(family, config, shape)
+    model = _build(family, config, shape, kind)
     table = list(layout.weights(family, shape))
     coordinates = _coordinates(sizes)
     parameters = dict(model.named_parameters())
+    if kind is Values:
+        table = [weight for weight in table if weight.name != _OUTPUT]
+        parameters.pop(_OUTPUT, None)
     exchange.read_into(parameters, table, coordinates, directory)
     _mark_split(parameters, table)
     return LoadedModel(model.to(world.device), config, family, table, coordinates)
 
 
-def _build(family: Family, config: TransformerConfig, shape: Shape) -> Policy:
-    model = Policy(
+def _build(family: Family, config: TransformerConfig, shape: Shape, kind: type[GPTModel]) -> GPTModel:
+    model = kind(
         config=config,
         transformer_layer_spec=_layer_spec(family, is_gpu=shape.has_fused_norms),
         vocab_size=shape.vocabulary,
         max_sequence_length=family.max_positions,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
-        share_embeddings_and_output_weights=family.is_tied,
+        share_embeddings_and_output_weights=family.is_tied and kind is Policy,
         position_embedding_type="rope",
         rotary_base=family.rope_theta,
     )

@@ -6,10 +6,10 @@ the same loss; the first of them counts it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,11 +19,15 @@ from rollart_hpc.config.schema import RunConfig
 from rollart_hpc.errors import SiteError
 from rollart_hpc.extras import install
 from rollart_hpc.trainers.checksums import Head
-from rollart_hpc.trainers.megatron import cpu_shim
+from rollart_hpc.trainers.megatron import cpu_shim, stages, updating
 from rollart_hpc.trainers.megatron.backend import sizes_of
+from rollart_hpc.trainers.megatron.critic import MegatronCritic
 from rollart_hpc.trainers.packing import MicroBatch
 from rollart_hpc.trainers.step import StepTrainer
 from rollart_hpc.trainers.world import World
+
+if TYPE_CHECKING:
+    from rollart_hpc.trainers.megatron import checkpoint
 
 
 def make_trainer(config: RunConfig, model_dir: Path, world: World) -> MegatronTrainer:
@@ -67,8 +71,12 @@ class MegatronTrainer(StepTrainer):
         if config.algorithm.kl > 0:
             self._reference = model.load(model_dir, config, world).model
             self._reference.requires_grad_(False)
-        self._model = _replicated(loaded.model, loaded.config)
-        self._optimizer = _optimizer(self._model, config)
+        self._own = updating.trained(loaded.model, loaded.config, config)
+        self._model = self._own.model
+        if config.algorithm.needs_critic:
+            self._critic = MegatronCritic(
+                config, model_dir, world, is_last_stage=self._is_last_stage, counts=self._tallies
+            )
         self._has_gradients = self._has_stepped = False
         self.begin()
 
@@ -79,70 +87,39 @@ class MegatronTrainer(StepTrainer):
         if self._reference is not None:
             references = list(self._logprobs_of(self._reference, micros)) or references
         losses = [partial(self._micro_loss, micro, reference) for micro, reference in zip(micros, references)]
-        self._run(self._model, micros, losses, forward_only=False)
+        stages.run(self._model, micros, losses, self._scoring_of(with_entropy=True), forward_only=False)
 
-    def _run(
-        self,
-        model: torch.nn.Module,
-        micros: list[MicroBatch],
-        after: Sequence[Callable[..., Any]],
-        *,
-        forward_only: bool,
-    ) -> list[Any]:
-        """Run all stages; on the last one `after` gets the scores of each micro-batch."""
-        from megatron.core.pipeline_parallel import get_forward_backward_func
-
-        scoring = self._scoring._replace(with_entropy=not forward_only and self._config.algorithm.entropy > 0)
-
-        def forward(work: Iterator[tuple[MicroBatch, Callable[..., Any]]], model: torch.nn.Module) -> tuple[Any, Any]:
-            micro, then = next(work)
-            return model(micro, scoring), then
-
-        return get_forward_backward_func()(
-            forward_step_func=forward,
-            data_iterator=zip(micros, after),
-            model=model,
-            num_microbatches=len(micros),
-            seq_length=1,  # unused: stages send each other the shapes
-            micro_batch_size=1,
-            forward_only=forward_only,
-            collect_non_loss_data=forward_only,
-        )
+    def _scoring_of(self, *, with_entropy: bool) -> Any:
+        return self._scoring._replace(with_entropy=with_entropy and self._config.algorithm.entropy > 0)
 
     def _micro_loss(
         self, micro: MicroBatch, reference: torch.Tensor | None, scores: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """The form that megatron's schedules expect: the sum, a divisor (unused here), nothing to report."""
-        unused = torch.zeros((), dtype=torch.int, device=scores.device)
         if not micro.num_sampled:
-            return scores.sum() * 0.0, unused, None
+            return stages.summed(scores.sum() * 0.0)
         entropy = scores[0, :, 1] if scores.shape[-1] > 1 else None
-        return self._loss(micro, scores[0, :, 0], entropy=entropy, reference=reference), unused, None
+        return stages.summed(self._loss(micro, scores[0, :, 0], entropy=entropy, reference=reference))
 
     def _reduce(self, num_bins: int) -> None:
-        from megatron.core.distributed import finalize_model_grads
-
         self._has_gradients = num_bins > 0
         if self._has_gradients:
-            finalize_model_grads([self._model])
+            updating.reduce(self._own)
 
     def _optimize(self, total: int, lr: float) -> float:
         if not self._has_gradients:
             return 0.0
-        self._model.scale_gradients(1.0 / total)
-        self._optimizer.prepare_grads()
-        norm = float(self._optimizer.get_grad_norm())
-        if np.isfinite(norm):
-            for group in self._optimizer.param_groups:
-                group["lr"] = lr
-                group["weight_decay"] = self._config.trainer.weight_decay * group["wd_mult"]
-            self._optimizer.step()
-            self._has_stepped = True
+        norm = updating.update(self._own, total, lr, self._config.trainer.weight_decay)
+        self._has_stepped = self._has_stepped or bool(np.isfinite(norm))
         return norm
 
     def _forget_gradients(self) -> None:
-        self._model.zero_grad_buffer()
-        self._optimizer.zero_grad()
+        updating.forget(self._own)
+
+    def _renew_reference(self) -> None:
+        assert self._reference is not None
+        with torch.no_grad():
+            for theirs, mine in zip(self._reference.parameters(), self._model.module.parameters(), strict=True):
+                theirs.copy_(mine)
 
     # --- weights and log-probs ---------------------------------------------------------------
 
@@ -168,7 +145,8 @@ class MegatronTrainer(StepTrainer):
             return scores[0, : micro.num_sampled, 0]
 
         with torch.no_grad():
-            return self._run(model, micros, [partial(take, micro) for micro in micros], forward_only=True)
+            scoring = self._scoring_of(with_entropy=False)
+            return stages.run(model, micros, [partial(take, micro) for micro in micros], scoring, forward_only=True)
 
     # --- checkpoints -------------------------------------------------------------------------
 
@@ -176,39 +154,23 @@ class MegatronTrainer(StepTrainer):
         from rollart_hpc.trainers.megatron import checkpoint
 
         head = Head(version=self.version, digest=self.digest, ranks=self._world.size, has_stepped=self._has_stepped)
-        checkpoint.save(directory, checkpoint.State(self._model, self._optimizer), self._world, head)
+        checkpoint.save(directory, self._state(), self._world, head)
 
     def _restore(self, directory: Path) -> Head:
         from rollart_hpc.trainers.megatron import checkpoint
 
-        head = checkpoint.load(directory, checkpoint.State(self._model, self._optimizer), self._world)
+        head, kl = checkpoint.load(directory, self._state(), self._world)
         self._has_stepped = head.has_stepped
+        if self._config.algorithm.kl_target:
+            self._objective.kl = kl
         return head
 
+    def _state(self) -> checkpoint.State:
+        from rollart_hpc.trainers.megatron import checkpoint
 
-def _replicated(model: torch.nn.Module, config: Any) -> Any:
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-
-    how = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
-    wrapped = DistributedDataParallel(config, how, model)
-    wrapped.zero_grad_buffer()
-    return wrapped
-
-
-def _optimizer(model: Any, config: RunConfig) -> Any:
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-
-    trainer, dtype = config.trainer, getattr(torch, config.trainer.dtype)
-    how = OptimizerConfig(
-        optimizer="adam",
-        lr=trainer.lr,
-        weight_decay=trainer.weight_decay,
-        adam_beta1=trainer.beta1,
-        adam_beta2=trainer.beta2,
-        adam_eps=1e-8,
-        clip_grad=trainer.grad_clip,
-        bf16=dtype == torch.bfloat16,
-        params_dtype=dtype,
-        use_distributed_optimizer=True,
-    )
-    return get_megatron_optimizer(how, [model], use_gloo_process_groups=False)
+        return checkpoint.State(
+            self._own,
+            self._objective.kl,
+            reference=self._reference if self._config.algorithm.kl_refresh else None,
+            critic=self._critic if isinstance(self._critic, MegatronCritic) else None,
+        )

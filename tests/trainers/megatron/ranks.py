@@ -39,6 +39,13 @@ def records() -> list[Any]:
     return [make_record(np.random.default_rng(i), 20 + i, vocabulary=VOCABULARY) for i in range(3)]
 
 
+JUDGED = {
+    "algorithm__estimator": "gae", "algorithm__estimator_params": {"lam": 0.9}, "algorithm__updates": 2,
+    "algorithm__critic__warmup_steps": 1, "algorithm__kl": 0.1, "algorithm__kl_target": 0.01,
+    "algorithm__kl_horizon": 20, "algorithm__kl_refresh": 2,
+}  # fmt: skip
+
+
 class Rank:
     """Everything that is looked at in one world."""
 
@@ -124,6 +131,27 @@ class Rank:
             data[len(data) // 2] ^= 1
             path.write_bytes(data)
         self.world.sum([0.0])
+
+    def judges(self) -> None:
+        """A critic, a refreshed reference and an adapted coefficient, and all of them from a checkpoint."""
+        checkpoint = self.directory / f"critic {self.job['name']}"
+        trainer = self.trainer("qwen3", **JUDGED)
+        metrics = []
+        for seed in range(3):
+            trainer.accumulate(batch(seed))
+            metrics.append(trainer.step().metrics)
+        self.found["judged"] = metrics
+        trainer.save(checkpoint)
+        other = self.trainer("qwen3", **JUDGED)
+        other.load(self.directory / f"critic {self.job.get('loads', self.job['name'])}")
+        for one in (trainer, other):
+            one.accumulate(batch(3))
+            metrics.append(one.step().metrics)
+        plain = self.trainer("qwen3")
+        plain.load(checkpoint)
+        plain.save(self.directory / f"plain {self.job['name']}")
+        other.load(self.directory / f"plain {self.job['name']}")
+        self.found["without"] = [plain.version, other.version]
 
     def odd_steps(self) -> None:
         """Nothing to train, gradients that are not finite, a batch cut in another way, a checkpoint before any step."""

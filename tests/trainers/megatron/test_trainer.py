@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 from rollart_hpc.trainers.fsdp.trainer import FsdpTrainer
 from rollart_hpc.trainers.world import World
 from tests.trainers.megatron import ranks
-from tests.trainers.megatron.ranks import FAMILIES, TRAINING, VOCABULARY, batch, records
+from tests.trainers.megatron.ranks import FAMILIES, JUDGED, TRAINING, VOCABULARY, batch, records
 from tests.trainers.plain import PlainTrainer, learned, make_config, make_model
 
 pytestmark = pytest.mark.skipif(
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 TENSOR, PIPELINE, MULTIPLE = (f"trainer__options__{key}" for key in
                               ("tensor_parallel", "pipeline_parallel", "vocabulary_multiple"))  # fmt: skip
 RECOMPUTE = "trainer__activation_checkpointing"
-ALL = ["exports", "trains", "odd_steps"]
+ALL = ["exports", "trains", "judges", "odd_steps"]
 JOBS = [
     {"name": "one", "ranks": 1, "sizes": {MULTIPLE: 8}, "parts": ["places", *ALL]},
     {"name": "pp2", "ranks": 2, "sizes": {PIPELINE: 2, MULTIPLE: 8}, "parts": ALL},
@@ -163,6 +163,31 @@ def test_a_checkpoint_of_other_parallel_sizes(name: str, writer: str, worlds: di
     assert worlds[name].same("resharded") == worlds[writer].same("resumed")[0]
     fourth = learned(worlds[writer].same("fourth"))
     assert learned(worlds[name].same("resharded fourth")) == pytest.approx(fourth, rel=1e-4, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def judged(directory: Path, world: World) -> list[dict[str, float]]:
+    trainer = FsdpTrainer(make_config(**JUDGED), directory / "qwen3", world)
+    metrics = []
+    for seed in range(4):
+        trainer.accumulate(batch(seed))
+        metrics.append(trainer.step().metrics)
+    return metrics
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_critic_and_the_reference_are_those_of_fsdp_also_from_a_checkpoint(
+    name: str, worlds: dict[str, Found], judged: list[dict[str, float]]
+) -> None:
+    found = worlds[name].same("judged")
+    assert [step["lr"] > 0 for step in found[:3]] == [False, True, True]
+    assert found[1]["kl_reference"] == pytest.approx(0, abs=1e-6) and found[2]["kl_reference"] == pytest.approx(
+        0, abs=1e-5
+    )
+    for got, expected in zip(found, [*judged, judged[3]], strict=True):
+        assert learned(got) == pytest.approx(learned(expected), rel=1e-3, abs=2e-4)
+    assert found[3]["explained_variance"] != 0 and found[3]["kl_coefficient"] != 0.1
+    assert worlds[name].same("without") == [3, 3]
 
 
 @pytest.mark.parametrize("name", NAMES)
