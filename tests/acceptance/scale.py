@@ -35,12 +35,12 @@ classes: {{cpu: {{max_nodes: 0}}, h800: {{max_nodes: 0}}, h20: {{max_nodes: 0}}}
 
 
 def overrides(nodes: int) -> list[str]:
-    """All nodes have work: half of them have CPUs, a quarter each kind of GPU; one is the trainer's."""
+    """Nearly all nodes have work: half of them have CPUs, a quarter each kind of GPU; one is the trainer's."""
     per_kind = nodes // 4
     return [
         f"pools.compute={{engines: {2 * per_kind - 2}, tensor_parallel: 4}}",
         f"pools.bandwidth={{engines: {2 * per_kind}, tensor_parallel: 4}}", "trainer.ranks=8",
-        f"env={{workers: {nodes}, cpus: 5}}", f"reward={{workers: {nodes // 2 - 3}, cpus: 5}}",
+        f"env={{workers: {nodes}, cpus: 5}}", f"reward={{workers: {nodes // 2 - 4 + nodes // 22}, cpus: 4}}",
         "timeouts.start_s=900", "timeouts.silence_s=120", "validation.plays=0", "flow.groups_per_step=1",
     ]  # fmt: skip
 
