@@ -168,7 +168,7 @@ class EventKind(_Word):
     TASK_FAILED = "task_failed", "a play of this task failed for the first time"
     TASK_QUARANTINED = "task_quarantined", "this task failed too often; the run continues without it"
     TASK_RETURNED = "task_returned", "a quarantined task is tried again"
-    AFFINITY = "affinity", "the run chose other pools for this task, which has `affinity: auto`"
+    AFFINITY = "affinity_changed", "the run chose other pools for this task, which has `affinity: auto`"
     UPDATE_SKIPPED = "update_skipped", "gradients were not finite, so an optimizer step did not change the weights"
     FINISHED = "finished", "the controller ended the run: all steps are done"
     DRAINED = "drained", "the controller ended the run early"

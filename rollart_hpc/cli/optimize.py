@@ -16,7 +16,7 @@ from rollart_hpc.cli.simulate import case_of
 from rollart_hpc.config import packaged
 from rollart_hpc.config.check import nearest
 from rollart_hpc.config.launchers import is_cluster
-from rollart_hpc.errors import UserError
+from rollart_hpc.errors import UserError, command_line
 from rollart_hpc.files import write_atomic
 from rollart_hpc.simulate.knobs import VARY, WITH_A_PRICE, budget_of
 from rollart_hpc.simulate.notes import told
@@ -152,7 +152,7 @@ def _run_file(args: argparse.Namespace, advice: Advice) -> bytes:
         here[last] = msgspec.yaml.decode(value) if isinstance(value, str) and key in given else value
     gain = f"{advice.gain:.2f}x as good ({args.optimize})"
     return (
-        f"# Written by rollart-hpc plan --optimize {args.optimize}: simulated {gain}.\n".encode()
+        f"# Written by `{command_line('plan', args.run, '--optimize', args.optimize)}`: simulated {gain}.\n".encode()
         + msgspec.yaml.encode(tree)
     )
 

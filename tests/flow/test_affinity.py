@@ -152,7 +152,7 @@ def test_only_trajectories_that_begin_later_move() -> None:
     play_step(scene, 0, where)
     assert where == {"lake": {"engine-c", "engine-b"}, "sort": {"engine-c", "engine-b"}}
     told = scene.take(ev.Warn)
-    assert {(w.what, w.task) for w in told} == {("affinity", "lake"), ("affinity", "sort")}
+    assert {(w.what, w.task) for w in told} == {("affinity_changed", "lake"), ("affinity_changed", "sort")}
     where = {"lake": set(), "sort": set()}
     play_step(scene, 1, where)
     assert where == {"lake": {"engine-c"}, "sort": {"engine-b"}}

@@ -104,12 +104,12 @@ def test_full_logits_exist_neither_in_forward_nor_in_backward(
     hidden_size = cut._model.config.hidden_size
     with Widest(ODD, hidden_size) as seen:
         whole.accumulate(make_groups(0), last=True)
-        whole._train(whole._waiting.rest())
+        whole._train(whole._batch.waiting.rest())
     assert seen.rows > 100, "the mode sees logits"
     monkeypatch.setattr(slices, "SLICE_NUMBERS", 5 * ODD)
     with Widest(ODD, hidden_size) as seen:
         cut.accumulate(make_groups(0), last=True)
-        cut._train(cut._waiting.rest())
+        cut._train(cut._batch.waiting.rest())
     assert seen.rows == 5
     for name, gradient in gradients(whole).items():
         torch.testing.assert_close(gradients(cut)[name], gradient, atol=1e-5, rtol=1e-4, msg=name)

@@ -181,11 +181,11 @@ def test_the_critic_and_the_reference_are_those_of_fsdp_also_from_a_checkpoint(
 ) -> None:
     found = worlds[name].same("judged")
     assert [step["lr"] > 0 for step in found[:3]] == [False, True, True]
-    assert found[1]["kl_reference"] == pytest.approx(0, abs=1e-6) and found[2]["kl_reference"] == pytest.approx(
-        0, abs=1e-5
-    )
+    # The first step changes nothing. In the others the second update sees what the first one changed.
+    assert found[0]["kl_reference"] == pytest.approx(0, abs=1e-6)
     for got, expected in zip(found, [*judged, judged[3]], strict=True):
         assert learned(got) == pytest.approx(learned(expected), rel=1e-3, abs=2e-4)
+        assert got["kl_reference"] == pytest.approx(expected["kl_reference"], rel=0.01, abs=1e-6)
     assert found[3]["explained_variance"] != 0 and found[3]["kl_coefficient"] != 0.1
     assert worlds[name].same("without") == [3, 3]
 
