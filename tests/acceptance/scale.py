@@ -114,6 +114,7 @@ def measure(keep: Path, nodes: int) -> dict[str, float | str]:
         ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], check=True, stdout=subprocess.PIPE
     )
     return {
+        "slurmd": nodes,
         **sizes,
         **{name: round(value, 1) for name, value in marks.items()},
         "commit": commit.stdout.decode().strip(),
@@ -123,12 +124,12 @@ def measure(keep: Path, nodes: int) -> dict[str, float | str]:
 def page(rows: list[dict[str, float | str]]) -> list[str]:
     head = list(rows[0])
     return [
-        "# 25 to 200 nodes",
+        f"# {' and '.join(str(row['slurmd']) for row in rows)} nodes",
         "",
-        "A run on a development cluster of so many slurmd on one machine with 2 cores. Slurm, supervisor, agents and",
-        "controller are real; the workers are stand-ins without torch, which register over CURVE and acknowledge",
-        "versions. Their start is bound by the two cores that all nodes share, and by what else ran there. The last",
-        "columns are seconds from submission, and the commit that was measured. Measured by:",
+        "A run on a development cluster of so many slurmd on one machine with 2 cores; *nodes* are those it uses.",
+        "Slurm, supervisor, agents and controller are real; the workers are stand-ins without torch, which register",
+        "over CURVE and acknowledge versions. Their start is bound by the two cores that all nodes share, and by what",
+        "else ran there. The last columns are seconds from submission, and the commit that was measured. Measured by:",
         "",
         "```",
         "make acceptance-scale",
