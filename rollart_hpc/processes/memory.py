@@ -8,9 +8,8 @@ from contextlib import suppress
 
 _TUNABLES = "GLIBC_TUNABLES"
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"  # since glibc 2.35; older ones, and other C libraries, ignore it
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
+_M_TRIM_THRESHOLD, _M_TOP_PAD = -1, -2  # malloc.h
 _KEPT_BYTES, _GROWTH_BYTES = 1 << 30, 16 << 20
-_MAPPED_BYTES = 32 << 20  # the largest that glibc accepts
 
 
 def huge_pages() -> dict[str, str]:
@@ -24,10 +23,8 @@ def huge_pages() -> dict[str, str]:
 
 def keep_freed_memory() -> None:
     """A step frees thousands of payloads. glibc would return their pages to the system, which clears them again for the
-    payloads of the next step. Nor shall each large message get a mapping of its own: setting the other two fixes that
-    threshold at its low default."""
+    payloads of the next step."""
     with suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
         mallopt(_M_TOP_PAD, _GROWTH_BYTES)
-        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
