@@ -1,17 +1,5 @@
-// Tooltips, live updates, keys. Pages work without it.
+// Live updates and keys. Pages work without it. The server adds the tooltips of reports (observe.page).
 "use strict";
-const tip = document.getElementById("tip");
-document.addEventListener("pointermove", event => {
-  const found = event.target.closest && event.target.closest("[data-t]");
-  tip.style.opacity = found ? 1 : 0;
-  if (!found) return;
-  tip.textContent = found.getAttribute("data-t");
-  const box = tip.getBoundingClientRect();
-  tip.style.left = Math.min(event.clientX + 12, innerWidth - box.width - 8) + "px";
-  tip.style.top = Math.max(event.clientY - box.height - 10, 8) + "px";
-});
-
-// --- live ---------------------------------------------------------------------------------------
 const { live, root } = document.body.dataset;
 const pulse = document.getElementById("pulse");
 let busy = false, again = false;

@@ -19,6 +19,7 @@ from importlib.resources import files
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from rollart_hpc.errors import RollartError
+from rollart_hpc.observe.page import SCRIPT
 from rollart_hpc.serve import pages, plays
 from rollart_hpc.serve.library import Library
 from rollart_hpc.serve.prometheus import metrics
@@ -51,7 +52,7 @@ class Server(ThreadingHTTPServer):
         own = files("rollart_hpc.serve")
         self.assets = {
             "app.css": (CSS, stylesheet((own / "app.css").read_text())),
-            "app.js": (JS, (own / "app.js").read_text()),
+            "app.js": (JS, (own / "app.js").read_text() + SCRIPT),
         }
         super().__init__(("127.0.0.1", port), Handler)
 
